@@ -216,16 +216,18 @@ class LayerWriter:
     def store_layer(
         self, layer: int, blocks: Sequence[_Block], *, timeout_s: float | None = None
     ) -> None:
-        """Writes one layer of all blocks. Layers may come in any order, each once.
+        """Stores one layer of all blocks. Layers may come in any order, each once.
+
+        The layer was copied when the call returns. A layer that failed may be stored again.
 
         Args:
             layer: Index of the layer, from 0.
             blocks: One slice per block, ``slice_bytes`` bytes each.
-            timeout_s: Seconds after which the layer, and with it the put, fails; ``None`` waits.
+            timeout_s: Seconds after which the layer fails; ``None`` waits.
 
         Raises:
             InvalidError: The layer, the number of slices or a size is wrong.
-            UnavailableError: A slice could not be written; no block of this put becomes visible.
+            UnavailableError: The time was up before the layer was copied.
         """
 
     def submit_store_layer(
@@ -233,12 +235,12 @@ class LayerWriter:
     ) -> Transfer[None]:
         """Starts :meth:`store_layer` in the background; never waits.
 
-        The buffers stay in use until the transfer is done. The layers of one put are written one at
-        a time. Cancelling one of them abandons the put.
+        The buffers stay in use until the transfer is done. The layers of one put are copied one at
+        a time. A transfer that is cancelled may leave its layer missing; store it again.
         """
 
     def commit(self, *, timeout_s: float | None = None) -> int:
-        """Makes the blocks visible.
+        """Puts the blocks, as :meth:`Namespace.put_batch` does.
 
         Wait for the transfers of all layers first.
 
@@ -246,12 +248,12 @@ class LayerWriter:
             timeout_s: Seconds after which the commit fails; ``None`` waits.
 
         Returns:
-            How many blocks became visible.
+            How many blocks are visible then: all but those that the admission policy declined.
 
         Raises:
             InvalidError: A layer is missing.
-            UnavailableError: The header could not be written, or not within ``timeout_s``; no block
-                is visible.
+            UnavailableError: Some blocks were not stored, or not within ``timeout_s``, or were removed
+                since the writer was made. Put them again.
         """
 
 @final
@@ -474,18 +476,18 @@ class Namespace:
     ) -> LayerWriter:
         """Starts a put of blocks whose layers come one at a time.
 
-        Leading blocks that are already present are left out: see :attr:`LayerWriter.first`.
+        Leading blocks that are already present are left out: see :attr:`LayerWriter.first`. The layers
+        are gathered in memory; nothing is written before the commit.
 
         Args:
             chain: Block hashes in prefix order, 32 bytes each; may start at any block of a prompt.
             first: Position in ``chain`` of the first block of the put.
             count: Number of blocks of the put; ``None`` takes all blocks from ``first`` on.
-            timeout_s: Seconds after which the reservation of space fails; ``None`` waits.
+            timeout_s: Seconds after which the lookup of present blocks ends; ``None`` waits.
 
         Raises:
             InvalidError: The blocks do not fit into one extent; split the put.
-            FullError: There is no space, and none could be reclaimed.
-            UnavailableError: No space was reclaimed within ``timeout_s``.
+            UnavailableError: Writes are suspended, or puts by layer gather a GiB already.
         """
 
     def submit_put(

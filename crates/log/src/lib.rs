@@ -20,7 +20,7 @@ mod scan;
 mod segment;
 mod stats;
 mod sync;
-mod write;
+mod writer;
 
 pub use error::LogError;
 pub use log::{Log, LogOptions};
@@ -28,7 +28,7 @@ pub use offline::{Finding, VerifyReport, inspect, verify};
 pub use recovery::{Recovered, Removal, SegmentFault, StoreFiles, store_header};
 pub use segment::{
     OtherFiles, Pin, Recycler, Removals, Reservation, SegmentListFile, SegmentState, SegmentView,
-    Segments, removals_of,
+    Segments, SpaceUse, removals_of,
 };
 pub use stats::{LogStats, LogStatsView};
-pub use write::{Append, Appended, CompressedMerge, LayerAppend, MergeAppend, Writer};
+pub use writer::{Append, Appended, Payload, Writer};

@@ -17,7 +17,7 @@ use crate::segment::{
 };
 use crate::stats::LogStats;
 use crate::sync::Syncer;
-use crate::write::Writer;
+use crate::writer::Writer;
 
 /// Threads that read headers at open by default.
 const SCAN_THREADS: u32 = 4;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use dalsegno_serve::{Allocation, Handle};
-use dalsegno_store::{GetReport, Namespace, Put, Scope, Terms};
+use dalsegno_store::{GetReport, LayerSpan, Namespace, Put, Scope, Terms};
 use pyo3::prelude::*;
 
 use crate::access::Access;
@@ -311,18 +311,18 @@ impl PyNamespace {
 
     /// Starts a put of blocks whose layers come one at a time.
     ///
-    /// Leading blocks that are already present are left out: see :attr:`LayerWriter.first`.
+    /// Leading blocks that are already present are left out: see :attr:`LayerWriter.first`. The layers
+    /// are gathered in memory; nothing is written before the commit.
     ///
     /// Args:
     ///     chain: Block hashes in prefix order, 32 bytes each; may start at any block of a prompt.
     ///     first: Position in ``chain`` of the first block of the put.
     ///     count: Number of blocks of the put; ``None`` takes all blocks from ``first`` on.
-    ///     timeout_s: Seconds after which the reservation of space fails; ``None`` waits.
+    ///     timeout_s: Seconds after which the lookup of present blocks ends; ``None`` waits.
     ///
     /// Raises:
     ///     InvalidError: The blocks do not fit into one extent; split the put.
-    ///     FullError: There is no space, and none could be reclaimed.
-    ///     UnavailableError: No space was reclaimed within ``timeout_s``.
+    ///     UnavailableError: Writes are suspended, or puts by layer gather a GiB already.
     #[pyo3(
         signature = (chain, *, first=Number::new(0), count=None, timeout_s=None),
         text_signature = "($self, chain, *, first=0, count=None, timeout_s=None)"
@@ -340,8 +340,9 @@ impl PyNamespace {
         let first = first.named("first")?;
         let count = count.map(|count| count.named("count")).transpose()?;
         let count = count.unwrap_or_else(|| chain.len().saturating_sub(first));
+        let span = LayerSpan { chain: &chain, first, count };
         let id = self.namespace.id();
-        let writer = py.detach(|| self.store.layer_writer(id, &chain, first, count, &terms));
+        let writer = py.detach(|| self.store.layer_writer(id, span, &terms));
         Ok(PyLayerWriter::new(writer.or_raise()?))
     }
 

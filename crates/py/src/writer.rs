@@ -1,7 +1,6 @@
 //! `LayerWriter`.
 
-use dalsegno_serve::HandleWriter;
-use dalsegno_store::Terms;
+use dalsegno_store::{LayerWriter, Terms};
 use pyo3::prelude::*;
 
 use crate::access::Access;
@@ -13,11 +12,11 @@ use crate::transfer::PyTransfer;
 /// A put of blocks that come layer by layer; they are invisible until :meth:`commit`.
 #[pyclass(name = "LayerWriter", module = "dalsegno._native", frozen)]
 pub(crate) struct PyLayerWriter {
-    writer: HandleWriter,
+    writer: LayerWriter,
 }
 
 impl PyLayerWriter {
-    pub(crate) fn new(writer: HandleWriter) -> Self {
+    pub(crate) fn new(writer: LayerWriter) -> Self {
         Self { writer }
     }
 }
@@ -38,16 +37,18 @@ impl PyLayerWriter {
         self.writer.count()
     }
 
-    /// Writes one layer of all blocks. Layers may come in any order, each once.
+    /// Stores one layer of all blocks. Layers may come in any order, each once.
+    ///
+    /// The layer was copied when the call returns. A layer that failed may be stored again.
     ///
     /// Args:
     ///     layer: Index of the layer, from 0.
     ///     blocks: One slice per block, ``slice_bytes`` bytes each.
-    ///     timeout_s: Seconds after which the layer, and with it the put, fails; ``None`` waits.
+    ///     timeout_s: Seconds after which the layer fails; ``None`` waits.
     ///
     /// Raises:
     ///     InvalidError: The layer, the number of slices or a size is wrong.
-    ///     UnavailableError: A slice could not be written; no block of this put becomes visible.
+    ///     UnavailableError: The time was up before the layer was copied.
     #[pyo3(signature = (layer, blocks, *, timeout_s=None))]
     fn store_layer(
         &self,
@@ -64,8 +65,8 @@ impl PyLayerWriter {
 
     /// Starts :meth:`store_layer` in the background; never waits.
     ///
-    /// The buffers stay in use until the transfer is done. The layers of one put are written one at
-    /// a time. Cancelling one of them abandons the put.
+    /// The buffers stay in use until the transfer is done. The layers of one put are copied one at
+    /// a time. A transfer that is cancelled may leave its layer missing; store it again.
     #[pyo3(signature = (layer, blocks, *, timeout_s=None))]
     fn submit_store_layer(
         &self,
@@ -79,7 +80,7 @@ impl PyLayerWriter {
         Ok(PyTransfer::layer(self.writer.submit_store_layer(layer, memory, timeout)))
     }
 
-    /// Makes the blocks visible.
+    /// Puts the blocks, as :meth:`Namespace.put_batch` does.
     ///
     /// Wait for the transfers of all layers first.
     ///
@@ -87,12 +88,12 @@ impl PyLayerWriter {
     ///     timeout_s: Seconds after which the commit fails; ``None`` waits.
     ///
     /// Returns:
-    ///     How many blocks became visible.
+    ///     How many blocks are visible then: all but those that the admission policy declined.
     ///
     /// Raises:
     ///     InvalidError: A layer is missing.
-    ///     UnavailableError: The header could not be written, or not within ``timeout_s``; no block
-    ///         is visible.
+    ///     UnavailableError: Some blocks were not stored, or not within ``timeout_s``, or were removed
+    ///         since the writer was made. Put them again.
     #[pyo3(signature = (*, timeout_s=None))]
     fn commit(&self, py: Python<'_>, timeout_s: Option<f64>) -> PyResult<usize> {
         let terms = Terms { timeout: timeout(timeout_s)?, cancel: None };

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use dalsegno_core::{ChainHash, Config, Error, ErrorKind, Namespace, NamespaceId, Result, StoreId};
 use dalsegno_store::{
-    GetReport, LayerWriter, Lease, Located, Memory, Put, PutReport, RegisterOptions, RemovalWatch,
-    Removals, Scope, Store, Terms, Transfer, absolute,
+    GetReport, LayerSpan, LayerWriter, Lease, Located, Memory, Put, PutReport, RegisterOptions,
+    RemovalWatch, Removals, Scope, Store, Terms, Transfer, absolute,
 };
 
-use crate::client::{Client, LayerPut, ServedLease, ServedWatch};
+use crate::client::{Client, ServedLease, ServedWatch};
 use crate::place::{SOCKET_PREFIX, socket_of};
 use crate::presence::explained;
 
@@ -211,22 +211,10 @@ impl Handle {
     pub fn layer_writer(
         &self,
         namespace: NamespaceId,
-        chain: &[ChainHash],
-        first: usize,
-        count: usize,
+        span: LayerSpan<'_>,
         terms: &Terms,
-    ) -> Result<HandleWriter> {
-        Ok(match self {
-            Self::Here(store) => {
-                HandleWriter::Here(store.layer_writer(namespace, chain, first, count, terms)?)
-            }
-            Self::Served(client) => HandleWriter::Served(client.layer_writer(
-                namespace,
-                chain,
-                (first, count),
-                terms,
-            )?),
-        })
+    ) -> Result<LayerWriter> {
+        either!(self, store => store.layer_writer(namespace, span, terms))
     }
 
     /// See [`Store::submit_put`].
@@ -352,62 +340,5 @@ impl HandleWatch {
             Self::Here(watch) => watch.take(limit),
             Self::Served(watch) => watch.take(limit),
         }
-    }
-}
-
-/// A writer of layers of either kind of store.
-#[derive(Debug)]
-pub enum HandleWriter {
-    /// Of a store in this process.
-    Here(LayerWriter),
-    /// Of a server's.
-    Served(LayerPut),
-}
-
-/// Evaluates an expression for either kind of writer.
-macro_rules! either_writer {
-    ($handle:expr, $writer:ident => $value:expr) => {
-        match $handle {
-            HandleWriter::Here($writer) => $value,
-            HandleWriter::Served($writer) => $value,
-        }
-    };
-}
-
-impl HandleWriter {
-    /// See [`LayerWriter::first`].
-    #[must_use]
-    pub fn first(&self) -> usize {
-        either_writer!(self, writer => writer.first())
-    }
-
-    /// See [`LayerWriter::count`].
-    #[must_use]
-    pub fn count(&self) -> usize {
-        either_writer!(self, writer => writer.count())
-    }
-
-    /// See [`LayerWriter::store_layer`].
-    pub fn store_layer(&self, layer: u32, blocks: Vec<Vec<Memory>>, terms: &Terms) -> Result<()> {
-        match self {
-            Self::Here(writer) => writer.store_layer(layer, blocks, terms),
-            Self::Served(writer) => writer.store_layer(layer, &blocks, terms),
-        }
-    }
-
-    /// See [`LayerWriter::submit_store_layer`].
-    #[must_use]
-    pub fn submit_store_layer(
-        &self,
-        layer: u32,
-        blocks: Vec<Vec<Memory>>,
-        timeout: Option<Duration>,
-    ) -> Transfer<()> {
-        either_writer!(self, writer => writer.submit_store_layer(layer, blocks, timeout))
-    }
-
-    /// See [`LayerWriter::commit`].
-    pub fn commit(&self, terms: &Terms) -> Result<usize> {
-        either_writer!(self, writer => writer.commit(terms))
     }
 }

@@ -37,8 +37,8 @@ mod simulation;
 mod wire;
 
 pub use account::{AccountStats, Bound, Bounds};
-pub use client::{Allocation, Client, LayerPut, ServedLease, ServedWatch};
-pub use handle::{Handle, HandleLease, HandleWatch, HandleWriter};
+pub use client::{Allocation, Client, ServedLease, ServedWatch};
+pub use handle::{Handle, HandleLease, HandleWatch};
 pub use place::{SOCKET_PREFIX, socket_of};
 pub use presence::{Presence, explained, server_of};
 pub use server::{Server, ServerStats};

@@ -8,7 +8,8 @@ use dalsegno_core::{Clock, Error};
 use dalsegno_io::SystemClock;
 use dalsegno_serve::{Client, Server};
 use dalsegno_store::{
-    Cancel, Cause, ErrorKind, Memory, Outcome, PutOutcome, RegisterOptions, Scope, Terms, lend,
+    Cancel, Cause, ErrorKind, LayerSpan, Memory, Outcome, PutOutcome, RegisterOptions, Scope,
+    Terms, lend,
 };
 
 use support::{BLOCK, Place, chain, content, get, lease_bytes, namespace, put};
@@ -207,7 +208,13 @@ fn layers_are_put_together_by_the_commit() {
     let client = place.client();
     let chain = chain("a", 5);
     put(&client, &chain[..2], 0);
-    let writer = client.layer_writer(namespace().id(), &chain, (0, 5), &Terms::default()).unwrap();
+    let writer = client
+        .layer_writer(
+            namespace().id(),
+            LayerSpan { chain: &chain, first: 0, count: 5 },
+            &Terms::default(),
+        )
+        .unwrap();
     assert_eq!((writer.first(), writer.count()), (2, 3));
     let terms = Terms::default();
     for layer in [1, 0] {
@@ -215,7 +222,7 @@ fn layers_are_put_together_by_the_commit() {
         let slices = chain[2..].iter().map(|hash| vec![Memory::owned(half(hash), ())]);
         assert_eq!(client.probe(namespace().id(), &chain).unwrap(), 2);
         assert_eq!(writer.commit(&terms).unwrap_err().kind(), ErrorKind::Invalid);
-        writer.store_layer(layer, &slices.collect::<Vec<_>>(), &terms).unwrap();
+        writer.store_layer(layer, slices.collect(), &terms).unwrap();
     }
     assert_eq!(writer.commit(&terms).unwrap(), 3);
     let got = get(&client, &chain, Scope::Prefix, None);

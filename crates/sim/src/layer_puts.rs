@@ -2,20 +2,17 @@
 
 use dalsegno_core::ChainHash;
 use dalsegno_io::lend;
-use dalsegno_store::{Error, LayerWriter, Store, Terms};
+use dalsegno_store::{Error, LayerSpan, LayerWriter, Store, Terms};
 
 use crate::history::Part;
 use crate::setup::Setup;
 
 /// A writer for as many of the blocks as fit into one extent.
-pub(crate) fn layer_writer(
-    store: &Store,
-    setup: &Setup,
-    part: &Part,
-) -> Result<LayerWriter, Error> {
+fn layer_writer(store: &Store, setup: &Setup, part: &Part) -> Result<LayerWriter, Error> {
     let count = part.hashes().len().min(setup.style.extent_blocks(part.namespace));
     let id = setup.id(part.namespace);
-    store.layer_writer(id, &part.chain, part.first, count, &Terms::default())
+    let span = LayerSpan { chain: &part.chain, first: part.first, count };
+    store.layer_writer(id, span, &Terms::default())
 }
 
 /// Puts all layers of the blocks, the last layer first. Returns the blocks that the commit added.

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use dalsegno_core::{ChainHash, Clock, Durability, ErrorKind, Nanos};
 use dalsegno_io::{BufferPool, lend};
-use dalsegno_store::{Error, LayerWriter, Put, PutOutcome, PutReport, Stats, Store};
+use dalsegno_store::testing::{HeldSpace, hold_space};
+use dalsegno_store::{Error, Put, PutOutcome, PutReport, Stats, Store};
 
 use crate::agreement::{Block, MayReturn, check_agreement};
 use crate::blocks::{Blocks, chain_hashes};
@@ -15,7 +16,7 @@ use crate::checks;
 use crate::device::{DeviceOptions, Outage, SimDevice};
 use crate::disk::Torn;
 use crate::history::{Action, Part, Style};
-use crate::layer_puts::{layer_writer, put_layers};
+use crate::layer_puts::put_layers;
 use crate::oracle::{Expect, Oracle};
 use crate::reads::{CheckedReads, terms};
 use crate::setup::Setup;
@@ -322,14 +323,17 @@ impl World {
         refused
     }
 
-    /// Reserves space for blocks that arrive layer by layer, and holds it as long as the writer lives.
+    /// Reserves space for the blocks, as a put does, and holds it.
     ///
     /// # Panics
     ///
     /// If the store refuses.
     #[must_use]
-    pub fn begin_layers(&self, part: &Part) -> LayerWriter {
-        layer_writer(self.store(), &self.setup, part).expect("nothing fails")
+    pub fn hold_space(&self, part: &Part) -> HeldSpace {
+        let blocks = part.hashes().len() as u64;
+        let bytes =
+            blocks * self.setup.layout(part.namespace).block_bytes() + dalsegno_core::SECTOR_BYTES;
+        hold_space(self.store(), bytes).expect("nothing fails")
     }
 
     fn put_layers(&mut self, part: &Part, commit: bool) {

@@ -28,7 +28,7 @@ mod terms;
 mod tuning;
 mod write;
 
-pub use api::layer_writer::LayerWriter;
+pub use api::layer_writer::{GatheredBlocks, LayerHost, LayerSpan, LayerWork, LayerWriter};
 pub use api::pool::{Arrival, Pool, PoolBlock, PoolUse};
 pub use api::removal_watch::{MAX_WATCHED_BLOCKS, RemovalWatch, Removals};
 pub use api::store::Store;
@@ -69,7 +69,7 @@ pub use write::register::RegisterOptions;
 pub mod testing {
     pub use dalsegno_policy::merging::MergeRules;
 
-    pub use crate::api::step_far::{applied, step_far};
+    pub use crate::api::test_access::{HeldSpace, applied, hold_space, step_far};
     pub use crate::background::scrubber::ScrubRules;
     pub use crate::far_work::lanes::FarStep;
     pub use crate::jobs::helper::Executor;

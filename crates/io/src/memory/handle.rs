@@ -216,6 +216,19 @@ pub fn lend<'env, R>(body: impl FnOnce(&Lender<'env>) -> R) -> R {
     body(&lender)
 }
 
+/// Copies pieces, in order, to the front of `to`.
+///
+/// # Panics
+///
+/// If `to` is shorter than the pieces.
+pub fn copy_pieces(pieces: &[Memory], mut to: &mut [u8]) {
+    for piece in pieces {
+        let (now, rest) = to.split_at_mut(piece.len());
+        now.copy_from_slice(piece.as_slice());
+        to = rest;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -31,7 +31,7 @@ pub use self::backing::Backing;
 pub use self::buffer_pool::BufferPool;
 pub use self::claim::{Claim, Filled};
 pub use self::counters::Counters;
-pub use self::handle::{Lender, Memory, lend};
+pub use self::handle::{Lender, Memory, copy_pieces, lend};
 pub use self::page_alloc::{PageAllocator, PageBuffer, PageVec};
 pub use self::region::{Access, Region, Touch};
 pub use self::sealed::SealedFile;

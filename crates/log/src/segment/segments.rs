@@ -228,10 +228,6 @@ impl Segments {
         }
     }
 
-    pub(crate) fn end_merge(&self) {
-        self.table.lock().end_merge();
-    }
-
     /// Counts an extent that was written.
     pub(crate) fn count_written(&self, header: &RecordHeader) {
         let mut table = self.table.lock();
@@ -331,16 +327,17 @@ fn reservation(
 ) -> Reservation {
     let sequence = table.take_sequence();
     // Noted before it is written: meanwhile, no tombstone that may have to hide it is dropped.
-    match space_use {
-        SpaceUse::Reserve => {}
+    let merge = match space_use {
+        SpaceUse::Reserve => None,
         SpaceUse::Ready | SpaceUse::Creatable => {
             table.note_record(segment.number, sequence, sequence);
+            None
         }
         SpaceUse::Merge { born } => {
             table.note_record(segment.number, sequence, born);
-            table.begin_merge(sequence);
+            Some(table.begin_merge(sequence))
         }
-    }
+    };
     let place = RecordPlace { segment: segment.number, epoch: segment.epoch(), offset };
-    Reservation::new(bytes, Arc::new(segment.pin_record(offset)), place, sequence)
+    Reservation::new(bytes, Arc::new(segment.pin_record(offset)), place, sequence, merge)
 }

@@ -6,13 +6,14 @@
 //! 3. A segment number is never used for a second file.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use dalsegno_core::{SECTOR_BYTES, StoreId};
 use dalsegno_extent::format::{ListedSegment, SegmentList, segment_file};
 use dalsegno_io::FileId;
 
 use super::pin::{Pin, Segment};
+use super::reservation::MergeInProgress;
 use super::slot::{Doubt, SegmentState, Slot};
 use super::tombstones::Tombstones;
 
@@ -50,8 +51,8 @@ pub(crate) struct SegmentTable {
     open: Option<u64>,
     /// The first sequence number that a record could have when the open segment was opened.
     round: u64,
-    /// Sequence number of the merged extent that is being written and is not durable yet.
-    merging: Option<u64>,
+    /// The merge in progress, as long as its reservation lives.
+    merging: Weak<u64>,
     creation: Creation,
 }
 
@@ -104,8 +105,8 @@ impl SegmentTable {
     pub(crate) fn first_sequence(&self) -> u64 {
         // Bytes that could not be read may hold a merge that is not whole: no header claims more than those before.
         let doubts = self.slots.values().filter_map(|slot| slot.doubt);
-        let unproven =
-            doubts.map(|doubt| doubt.sequence).chain(self.merging).chain(self.claim_limit);
+        let merging = self.merging.upgrade().map(|sequence| *sequence);
+        let unproven = doubts.map(|doubt| doubt.sequence).chain(merging).chain(self.claim_limit);
         unproven.fold(self.next_sequence + 1, u64::min)
     }
 
@@ -118,18 +119,16 @@ impl SegmentTable {
         }
     }
 
-    /// Begins a merge whose extent has this sequence number.
+    /// Begins a merge whose extent has this sequence number. It ends when the result is dropped.
     ///
     /// # Panics
     ///
     /// If another merge is in progress.
-    pub(super) fn begin_merge(&mut self, sequence: u64) {
-        assert!(self.merging.is_none(), "one extent is merged at a time");
-        self.merging = Some(sequence);
-    }
-
-    pub(super) fn end_merge(&mut self) {
-        self.merging = None;
+    pub(super) fn begin_merge(&mut self, sequence: u64) -> MergeInProgress {
+        assert!(self.merging.strong_count() == 0, "one extent is merged at a time");
+        let merge = Arc::new(sequence);
+        self.merging = Arc::downgrade(&merge);
+        merge
     }
 
     /// Whether the open segment has space for `bytes`.

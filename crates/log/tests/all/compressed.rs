@@ -14,8 +14,9 @@ use dalsegno_extent::{
     format::{RecordHeader, RecordKind, segment_file},
 };
 use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, Memory, SystemClock, lend};
-use dalsegno_log::{Log, LogError, LogOptions, Recovered};
+use dalsegno_log::{Log, LogError, LogOptions, Payload, Recovered};
 
+use crate::append_of;
 use crate::limits::limits;
 
 const LAYERS: u32 = 3;
@@ -80,7 +81,7 @@ fn encode(log: &Log, blocks: &[Vec<u8>], call: &Call) -> Result<bool, LogError> 
             call,
         )?;
         let Some(compressed) = compressed else { return Ok(false) };
-        let append = log.writer().reserve_compressed(extent, compressed, false)?;
+        let append = append_of(log, extent, Payload::Compressed(compressed));
         log.writer().append(vec![append], &Call::foreground()).remove(0).map(|_| true)
     })
 }
@@ -274,7 +275,7 @@ fn a_copy_has_the_bytes_of_the_original_and_damage_is_not_copied() {
     let (log, extent) = store(dir.path());
     let new = NewExtent { born: Some(extent.born), ..new_extent() };
     let compressed = log.read_compressed(&extent).unwrap();
-    let append = log.writer().reserve_compressed(new, compressed, true).unwrap();
+    let append = append_of(&log, new, Payload::Compressed(compressed));
     let copy = log.writer().append(vec![append], &Call::background()).remove(0).unwrap().extent;
     assert_eq!((copy.total_bytes(), copy.born), (extent.total_bytes(), extent.born));
     write_at(dir.path(), &extent, payload_offset(&extent) + extent.payload_bytes() / 2, &[0; 64]);

@@ -12,8 +12,9 @@ use dalsegno_extent::{BlockTarget, Call, ExtentRead, NewExtent};
 use dalsegno_io::{
     BufferPool, DirectoryOptions, Lender, LocalDirectory, Memory, SystemClock, lend,
 };
-use dalsegno_log::{Append, LayerAppend, Log, LogOptions};
+use dalsegno_log::{Append, Log, LogOptions, Payload, SpaceUse};
 
+use crate::append_of;
 use crate::limits::limits;
 use proptest::prelude::*;
 
@@ -31,7 +32,8 @@ struct Written {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum How {
     Whole,
-    ByLayer,
+    /// As if it was merged from others.
+    Merged,
     /// With elements of this width.
     Compressed(u32),
 }
@@ -67,7 +69,7 @@ fn written() -> impl Strategy<Value = Written> {
     ];
     let how = prop_oneof![
         1 => Just(How::Whole),
-        1 => Just(How::ByLayer),
+        1 => Just(How::Merged),
         3 => prop::sample::select(vec![1, 2, 4]).prop_map(How::Compressed),
     ];
     (1_u32..7, slice_bytes, 1_usize..9, how, any::<bool>(), layout()).prop_map(
@@ -171,10 +173,16 @@ impl Rig {
                 self.log.compressor().compress(&extent, &blocks, compression, budget, call).unwrap()
             {
                 assert!(compressed.total_bytes(&extent) * 21 <= extent.total_bytes() * 20);
-                return self.log.writer().reserve_compressed(extent, compressed, false).unwrap();
+                return append_of(&self.log, extent, Payload::Compressed(compressed));
             }
         }
-        self.log.writer().reserve(extent, blocks, false).unwrap()
+        if how == How::Merged {
+            let bytes = extent.total_bytes();
+            assert!(self.log.segments().prepare(bytes).unwrap());
+            let place = self.log.writer().reserve(bytes, SpaceUse::Merge { born: 1 }).unwrap();
+            return Append::new(extent, Payload::Plain(blocks), place);
+        }
+        append_of(&self.log, extent, Payload::Plain(blocks))
     }
 
     fn write(&self, number: usize, written: &Written) -> Extent {
@@ -189,34 +197,18 @@ impl Rig {
             hashes: (0..written.blocks)
                 .map(|block| ChainHash([u8::try_from(block).unwrap(); 32]))
                 .collect(),
-            born: None,
+            born: (written.how == How::Merged).then_some(1),
         };
         let call = self.call(written.timed);
         let layers = 0..written.layers as usize;
-        if written.how != How::ByLayer {
-            let mut blocks: Vec<Buffer> = (0..written.blocks)
-                .map(|block| Buffer::new(&bytes(number, written, &layers, block), written.layout))
-                .collect();
-            return lend(|lender| {
-                let blocks = blocks.iter_mut().map(|block| block.lend(lender)).collect();
-                let append = self.append(extent, blocks, written.how, &call);
-                self.log.writer().append(vec![append], &call).remove(0).unwrap().extent
-            });
-        }
-        assert!(self.log.segments().prepare(extent.total_bytes()).unwrap());
-        let place = self.log.writer().reserve_now(extent.total_bytes()).unwrap();
-        let mut append = LayerAppend::begin(self.log.writer(), extent, place);
-        for layer in layers.rev() {
-            let mut slices: Vec<Buffer> = (0..written.blocks)
-                .map(|block| bytes(number, written, &(layer..layer + 1), block))
-                .map(|content| Buffer::new(&content, written.layout))
-                .collect();
-            lend(|lender| {
-                let slices = slices.iter_mut().map(|slice| slice.lend(lender)).collect();
-                append.store_layer(u32::try_from(layer).unwrap(), slices, &call).unwrap();
-            });
-        }
-        append.commit(&call).unwrap().extent
+        let mut blocks: Vec<Buffer> = (0..written.blocks)
+            .map(|block| Buffer::new(&bytes(number, written, &layers, block), written.layout))
+            .collect();
+        lend(|lender| {
+            let blocks = blocks.iter_mut().map(|block| block.lend(lender)).collect();
+            let append = self.append(extent, blocks, written.how, &call);
+            self.log.writer().append(vec![append], &call).remove(0).unwrap().extent
+        })
     }
 
     /// Reads parts of extents in one call and compares every byte.

@@ -12,8 +12,9 @@ use dalsegno_core::{
 };
 use dalsegno_extent::{BlockTarget, Call, ExtentRead, NewExtent};
 use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, SystemClock, lend};
-use dalsegno_log::{Log, LogOptions, Recovered};
+use dalsegno_log::{Log, LogOptions, Payload, Recovered};
 
+use crate::append_of;
 use crate::dump;
 use crate::limits::limits;
 
@@ -100,14 +101,10 @@ fn write_store(dir: &Path, compression: Compression) {
         let call = Call::foreground();
         let blocks: Vec<_> = blocks.iter().map(|block| vec![lender.shared(block)]).collect();
         let budget = log.compressor().budget(&extent, &call).unwrap();
-        let append = match log
-            .compressor()
-            .compress(&extent, &blocks, compression, budget, &call)
-            .unwrap()
-        {
-            Some(compressed) => log.writer().reserve_compressed(extent, compressed, false).unwrap(),
-            None => log.writer().reserve(extent, blocks, false).unwrap(),
-        };
+        let compressed =
+            log.compressor().compress(&extent, &blocks, compression, budget, &call).unwrap();
+        let payload = compressed.map_or(Payload::Plain(blocks), Payload::Compressed);
+        let append = append_of(&log, extent, payload);
         log.writer().append(vec![append], &Call::foreground()).remove(0).unwrap()
     });
     assert_eq!(appended.extent.hashes, hashes());

@@ -12,3 +12,12 @@ mod golden;
 #[path = "../limits/mod.rs"]
 mod limits;
 mod recovery;
+
+use dalsegno_extent::NewExtent;
+use dalsegno_log::{Append, Log, Payload, SpaceUse};
+
+/// An extent with space for it.
+fn append_of(log: &Log, extent: NewExtent, payload: Payload) -> Append {
+    let bytes = payload.total_bytes(&extent);
+    Append::new(extent, payload, log.writer().reserve(bytes, SpaceUse::Creatable).unwrap())
+}

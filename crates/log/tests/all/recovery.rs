@@ -12,9 +12,10 @@ use dalsegno_core::{
 use dalsegno_extent::{Call, NewExtent, format::segment_file};
 use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, SystemClock, lend};
 use dalsegno_log::{
-    Appended, Log, LogOptions, Recovered, Removal, SegmentState, SegmentView, removals_of,
+    Appended, Log, LogOptions, Payload, Recovered, Removal, SegmentState, SegmentView, removals_of,
 };
 
+use crate::append_of;
 use crate::limits::limits;
 
 const SEGMENT_BYTES: u64 = 1 << 20;
@@ -79,8 +80,7 @@ fn append(log: &Log, number: u32) -> Appended {
     let bytes = vec![u8::try_from(number % 251).unwrap(); BLOCK_BYTES];
     let extent = new_extent(number);
     lend(|lender| {
-        let append =
-            log.writer().reserve(extent, vec![vec![lender.shared(&bytes)]], false).unwrap();
+        let append = append_of(log, extent, Payload::Plain(vec![vec![lender.shared(&bytes)]]));
         log.writer().append(vec![append], &Call::foreground()).remove(0).unwrap()
     })
 }
@@ -438,7 +438,7 @@ fn a_record_that_settles_after_later_ones_is_synced_by_the_next_checkpoint() {
     let bytes = vec![1; BLOCK_BYTES];
     lend(|lender| {
         let slow =
-            log.writer().reserve(new_extent(1), vec![vec![lender.shared(&bytes)]], false).unwrap();
+            append_of(&log, new_extent(1), Payload::Plain(vec![vec![lender.shared(&bytes)]]));
         write(&log, 2);
         log.checkpoint().unwrap();
         let before = log.stats().view().syncs;

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use super::attachment::Attachment;
 use super::limit::{Limit, Lost};
 use super::link::Link;
-use super::save;
+use super::save::{self, Allocation};
 use super::submitted::SubmittedPuts;
 use super::watch_lines::WatchLines;
 use crate::wire::{self, Look, MOST_HASHES, Reply, Request};
@@ -138,6 +138,24 @@ impl Inner {
         match parts.server() {
             Ok(server) => save::put(&server, &namespace, put, &parts.limit(terms)),
             Err(_) => Ok(PutReport { outcomes: vec![PutOutcome::Failed; put.blocks.len()] }),
+        }
+    }
+
+    /// See [`Client::commit`](super::Client::commit).
+    pub(super) fn commit(
+        &self,
+        allocation: &Allocation,
+        chain: &[ChainHash],
+        first: usize,
+        terms: &Terms,
+    ) -> Result<PutReport> {
+        let parts = self.enter()?;
+        let count = allocation.count_of(chain, first)?;
+        match parts.server() {
+            Ok(server) => {
+                save::commit(&server, allocation, (chain, first, count), &parts.limit(terms))
+            }
+            Err(_) => Ok(PutReport { outcomes: vec![PutOutcome::Failed; count] }),
         }
     }
 

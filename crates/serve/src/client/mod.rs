@@ -35,14 +35,13 @@ use std::time::Duration;
 use dalsegno_core::{ChainHash, ErrorKind, Namespace, NamespaceId, Result, StoreId};
 use dalsegno_io::SystemClock;
 use dalsegno_store::{
-    Direction, GetReport, Located, Memory, Outcome, Put, PutOutcome, PutReport, RegisterOptions,
-    Scope, Terms, Transfer, TransferLanes, absolute, no_thread,
+    Direction, GetReport, LayerSpan, LayerWriter, Located, Memory, Outcome, Put, PutOutcome,
+    PutReport, RegisterOptions, Scope, Terms, Transfer, TransferLanes, absolute, no_thread,
 };
 use parking_lot::Mutex;
 
 #[cfg(test)]
 pub(crate) use self::connection::{FIRST_TICKET, Window};
-pub use self::layers::LayerPut;
 pub use self::lease::ServedLease;
 pub use self::removals::ServedWatch;
 pub use self::save::Allocation;
@@ -310,14 +309,7 @@ impl Client {
         (chain, first): (&[ChainHash], usize),
         terms: &Terms,
     ) -> Result<PutReport> {
-        let parts = self.enter()?;
-        let count = allocation.count_of(chain, first)?;
-        match parts.server() {
-            Ok(server) => {
-                save::commit(&server, allocation, (chain, first, count), &parts.limit(terms))
-            }
-            Err(_) => Ok(PutReport { outcomes: vec![PutOutcome::Failed; count] }),
-        }
+        self.inner.commit(allocation, chain, first, terms)
     }
 
     /// See [`Store::layer_writer`](dalsegno_store::Store::layer_writer). Layers are gathered in this process, and put
@@ -325,12 +317,11 @@ impl Client {
     pub fn layer_writer(
         &self,
         namespace: NamespaceId,
-        chain: &[ChainHash],
-        span: (usize, usize),
+        span: LayerSpan<'_>,
         terms: &Terms,
-    ) -> Result<LayerPut> {
+    ) -> Result<LayerWriter> {
         let found = self.enter()?.link.namespace(namespace)?;
-        LayerPut::open(Arc::clone(&self.inner), found, (chain, span), terms)
+        layers::layer_writer(Arc::clone(&self.inner), &found, span, terms)
     }
 
     /// See [`Store::remove`](dalsegno_store::Store::remove). First waits until the puts that this client has submitted

@@ -22,7 +22,7 @@ pub struct Allocation {
     count: usize,
     window: Arc<Window>,
     /// Keeps the bytes for those who write them.
-    _claim: Claim,
+    claim: Claim,
     start: usize,
 }
 
@@ -46,7 +46,7 @@ impl Allocation {
         let mut claim = window.claim(WINDOW_HEADER_BYTES, bytes);
         let start = claim.memory().address();
         let namespace = namespace.id();
-        Ok(Self { namespace, layout, count, window, _claim: claim, start })
+        Ok(Self { namespace, layout, count, window, claim, start })
     }
 
     /// How many blocks it has memory for.
@@ -66,6 +66,14 @@ impl Allocation {
     pub fn range(&self, at: usize) -> Option<(usize, usize)> {
         let bytes = block_bytes(self.layout);
         (at < self.count).then(|| (self.start + at * bytes, bytes))
+    }
+
+    /// The memory of a block.
+    pub(super) fn memory(&mut self, at: usize) -> Memory {
+        let bytes = block_bytes(self.layout);
+        let mut all = self.claim.memory();
+        drop(all.split_to(at * bytes));
+        all.split_to(bytes)
     }
 
     /// How many blocks a commit of `chain` from `first` on has.
@@ -203,14 +211,4 @@ fn take_outcomes(
         }
         _ => Ok(false),
     }
-}
-
-/// Memory for the blocks of a put that comes layer by layer.
-pub(super) fn gathered(blocks: usize, layout: KvLayout) -> Vec<Vec<u8>> {
-    (0..blocks).map(|_| vec![0; block_bytes(layout)]).collect()
-}
-
-/// The same, as the blocks of a put.
-pub(super) fn as_memory(blocks: Vec<Vec<u8>>) -> Vec<Vec<Memory>> {
-    blocks.into_iter().map(|block| vec![Memory::owned(block, ())]).collect()
 }

@@ -370,7 +370,7 @@ fn a_removal_that_the_index_applied_holds_for_blocks_that_it_did_not_have() {
     let mut world = common().world(&style, 1, 0);
     world.open().unwrap();
     // What lies behind a put that is under way is not covered, and read at the next open.
-    let under_way = world.begin_layers(&large(90, 4));
+    let under_way = world.hold_space(&large(90, 4));
     world.put(&large(0, 4), false).unwrap();
     // The tombstone goes to the next segment.
     for name in 1..60 {

@@ -31,7 +31,7 @@ fn merge_until(world: &mut World, at: u64) {
 
 /// Uses space without a put, so nothing is merged.
 fn take_room(world: &World, chain: u64) {
-    drop(world.begin_layers(&part(1, chain)));
+    drop(world.hold_space(&part(1, chain)));
 }
 
 /// Uses space in another segment, whose header says what is durable.

@@ -9,7 +9,7 @@ use dalsegno_far::LIST_EVERY;
 use dalsegno_io::{Memory, lend};
 use dalsegno_sim::chain_hashes;
 use dalsegno_store::testing::{FarStep, applied, step_far};
-use dalsegno_store::{NamespaceId, Put, PutOutcome, Scope, Store, Terms};
+use dalsegno_store::{LayerSpan, NamespaceId, Put, PutOutcome, Scope, Store, Terms};
 
 use crate::model::{BLOCK_BYTES, PutFact, Reach, RemovalFact, RemovalNumber, bytes_of};
 use crate::steps::{HOSTS, Span, Step, Target};
@@ -158,7 +158,11 @@ impl World {
         drop(self.hosts[host].lock().layers.take());
         let knew = self.versions(host, span.namespace, &span.hashes());
         let id = self.id(span.namespace);
-        let writer = store.layer_writer(id, &chain, span.first, count, &Terms::default());
+        let writer = store.layer_writer(
+            id,
+            LayerSpan { chain: &chain, first: span.first, count },
+            &Terms::default(),
+        );
         let Ok(writer) = writer else { return };
         let versions = knew[writer.first() - span.first..].to_vec();
         let hashes = &chain[writer.first()..];

@@ -1,81 +1,42 @@
-//! Putting blocks layer by layer, as a forward pass produces them.
+//! Putting blocks layer by layer, as a forward pass produces them: for a store of this process and for a served one.
 //!
-//! 1. Layers of one put are written one at a time. Other calls wait meanwhile, within their terms.
-//! 2. A put is abandoned if a layer could not be written, or if its writer and all its transfers are dropped.
+//! 1. Layers are copied into memory of the store. The commit puts the blocks like any other put.
+//! 2. Before the commit nothing is written, so a put that is abandoned leaves nothing.
+//! 3. Layers of one put are copied one at a time. A layer counts as stored when all of its bytes were copied.
 
+use std::collections::BTreeSet;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{ChainHash, Clock, Error, ErrorKind, Namespace, NamespaceId, Result};
-use dalsegno_extent::Call;
-use dalsegno_io::{IoError, Memory, Operation};
-use dalsegno_log::LayerAppend;
+use dalsegno_core::{ChainHash, Clock, Deadline, Error, ErrorKind, KvLayout, Result};
+use dalsegno_io::Memory;
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::api::door::Door;
-use crate::api::door::Start;
-use crate::counters::add;
-use crate::error::to_error;
-use crate::jobs::transfers::{Direction, Transfer, TransferLanes};
+use crate::jobs::transfers::Transfer;
 use crate::sizes::check_blocks;
-use crate::state::recent_removals::RemovalMark;
 use crate::terms::Terms;
-use crate::write::publish::{new_extent, publish};
-use crate::write::stretch::stretches;
+use crate::write::put::{PutOutcome, PutReport};
 
-/// Blocks that are put one layer at a time; nothing is visible before [`LayerWriter::commit`].
-#[derive(Debug)]
-pub struct LayerWriter {
-    door: Arc<Door>,
-    lanes: Arc<TransferLanes>,
-    namespace: Arc<Namespace>,
-    first: usize,
-    count: usize,
-    /// From before the put.
-    mark: RemovalMark,
-    work: Arc<Mutex<LayeredPut>>,
+/// Which blocks of a chain a writer puts.
+#[derive(Clone, Copy, Debug)]
+pub struct LayerSpan<'a> {
+    /// Hashes of consecutive blocks of a prompt.
+    pub chain: &'a [ChainHash],
+    /// The position in `chain` of the first block.
+    pub first: usize,
+    /// The number of blocks.
+    pub count: usize,
 }
 
-/// The put that a writer shares with its transfers.
-#[derive(Debug)]
-struct LayeredPut {
-    door: Arc<Door>,
-    progress: LayerProgress,
-}
-
-/// How far the put of a writer is.
-#[derive(Debug)]
-enum LayerProgress {
-    /// All blocks are present.
-    Needless,
-    /// Layers are missing, or the commit is.
-    Writing(Box<LayerAppend>),
-    /// A layer could not be written.
-    Abandoned,
-    Committed,
-}
-
-/// Which blocks a writer puts.
-#[derive(Clone, Copy)]
-pub(crate) struct LayerSpan<'a> {
-    pub(crate) chain: &'a [ChainHash],
-    pub(crate) first: usize,
-    pub(crate) count: usize,
-}
-
-impl LayerWriter {
-    /// See [`Store::layer_writer`](crate::Store::layer_writer).
-    pub(crate) fn open(
-        (door, lanes): (&Arc<Door>, &Arc<TransferLanes>),
-        namespace: NamespaceId,
-        span: LayerSpan<'_>,
-        terms: &Terms,
-    ) -> Result<Self> {
-        let LayerSpan { chain, first, count } = span;
-        let store = door.enter()?;
-        let engine = store.engine.as_ref();
-        let call = terms.call(engine.clock.as_ref());
-        let namespace = engine.namespaces.get(namespace)?;
+impl<'a> LayerSpan<'a> {
+    /// The hashes of the blocks.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` if the chain has fewer.
+    pub fn hashes(&self) -> Result<&'a [ChainHash]> {
+        let Self { chain, first, count } = *self;
         let end = first.checked_add(count).filter(|end| *end <= chain.len());
         let Some(end) = end else {
             return Err(Error::invalid(format!(
@@ -83,40 +44,70 @@ impl LayerWriter {
                 chain.len()
             )));
         };
-        if engine.device.refuses(Operation::Write, &call) {
-            return Err(to_error(IoError::Suspended.into()));
-        }
-        let wait = engine.wait_limit(&call);
-        let mark = engine.front.removals.mark();
-        let present = engine.index.probe(namespace.id(), &chain[first..end], wait);
-        let present = &chain[first..first + present];
-        let failed = engine.front.failed_reads.among(namespace.id(), present);
-        let first = first + present.iter().take_while(|hash| failed.first() != Some(hash)).count();
-        let count = end - first;
-        let parts = stretches(&vec![true; count], &namespace, &engine.limits);
-        if parts.len() > 1 {
-            return Err(Error::invalid(format!(
-                "{count} blocks do not fit into one extent; write at most {} at a time",
-                parts[0].count
-            )));
-        }
-        let progress = if parts.is_empty() {
-            LayerProgress::Needless
-        } else {
-            let hashes = chain[first..end].to_vec();
-            let extent = new_extent(engine, &namespace, chain, first, hashes, wait);
-            let place = store.space.reserve(extent.total_bytes(), &call).map_err(to_error)?;
-            // The log takes blocks that were removed before the reservation for newer ones.
-            let removals = &engine.front.removals;
-            if !removals.removed_since(mark, extent.namespace, &extent.hashes).is_empty() {
-                let message = "blocks of this put were removed meanwhile; start the put again";
-                return Err(Error::new(ErrorKind::Unavailable, message));
-            }
-            LayerProgress::Writing(Box::new(LayerAppend::begin(engine.log.writer(), extent, place)))
+        Ok(&chain[first..end])
+    }
+}
+
+/// The store that a writer belongs to.
+pub trait LayerHost: fmt::Debug + Send + Sync {
+    /// Its clock. Fails with `Closed`, or `Unavailable` in a forked child.
+    fn enter(&self) -> Result<Arc<dyn Clock>>;
+
+    /// Starts work in the background; never waits. `refused` is the result if too much waits already.
+    fn start(&self, work: LayerWork, timeout: Option<Duration>, refused: Error) -> Transfer<()>;
+}
+
+/// Work for [`LayerHost::start`].
+pub type LayerWork = Box<dyn FnOnce(&Terms) -> Result<()> + Send>;
+
+/// The memory in which a put by layer gathers its blocks.
+pub trait GatheredBlocks: fmt::Debug + Send {
+    /// Copies pieces, in order, into block `block` from `offset` on.
+    fn fill(&mut self, block: usize, offset: usize, pieces: &[Memory]);
+
+    /// Puts the blocks, once they are complete.
+    fn put(self: Box<Self>, terms: &Terms) -> Result<PutReport>;
+}
+
+/// Blocks that are put one layer at a time; nothing is visible before [`LayerWriter::commit`].
+#[derive(Clone, Debug)]
+pub struct LayerWriter {
+    host: Arc<dyn LayerHost>,
+    layout: KvLayout,
+    first: usize,
+    count: usize,
+    progress: Arc<Mutex<LayerProgress>>,
+}
+
+/// How far a put by layer is.
+#[derive(Debug)]
+enum LayerProgress {
+    /// All blocks are present.
+    Needless,
+    /// Layers are missing, or the commit is.
+    Gathering {
+        blocks: Box<dyn GatheredBlocks>,
+        layers: BTreeSet<u32>,
+    },
+    Committed,
+}
+
+impl LayerWriter {
+    /// A writer of `count` blocks, the first of which is at `first` of its chain. `blocks` is `None` if all blocks are
+    /// present.
+    #[must_use]
+    pub fn new(
+        host: Arc<dyn LayerHost>,
+        layout: KvLayout,
+        first: usize,
+        count: usize,
+        blocks: Option<Box<dyn GatheredBlocks>>,
+    ) -> Self {
+        let progress = match blocks {
+            Some(blocks) => LayerProgress::Gathering { blocks, layers: BTreeSet::new() },
+            None => LayerProgress::Needless,
         };
-        let (door, lanes) = (Arc::clone(door), Arc::clone(lanes));
-        let work = LayeredPut { door: Arc::clone(&door), progress };
-        Ok(Self { door, lanes, namespace, first, count, mark, work: Arc::new(Mutex::new(work)) })
+        Self { host, layout, first, count, progress: Arc::new(Mutex::new(progress)) }
     }
 
     /// The position in the chain of the first block to write.
@@ -131,50 +122,47 @@ impl LayerWriter {
         self.count
     }
 
-    /// Writes one layer: `blocks[b]` holds the slice of block `first() + b`.
+    /// Stores one layer: `blocks[b]` holds the slice of block `first() + b`. The bytes were copied when it returns. A
+    /// layer that failed may be stored again.
     ///
     /// # Errors
     ///
-    /// `Invalid` for a wrong layer, count or size; `Unavailable` if it could not be written: then nothing of this put
-    /// becomes visible.
+    /// `Invalid` for a wrong layer, count or size, or after the commit; `Unavailable` if the time was up first;
+    /// `Closed`.
+    // By value, as all memory of callers: it is released when the layer is stored.
+    #[expect(clippy::needless_pass_by_value, reason = "the slices are released when it returns")]
     pub fn store_layer(&self, layer: u32, blocks: Vec<Vec<Memory>>, terms: &Terms) -> Result<()> {
-        let store = self.door.enter()?;
-        let clock = store.engine.clock.as_ref();
-        let call = terms.call(clock);
-        let mut work = self.lock(&call, clock)?;
-        if matches!(work.progress, LayerProgress::Committed) {
-            return Err(committed_already());
-        }
-        let layout = self.namespace.layout();
+        let clock = self.host.enter()?;
         if blocks.len() != self.count {
+            let (given, count) = (blocks.len(), self.count);
+            return Err(Error::invalid(format!("{given} slices for {count} blocks")));
+        }
+        let slice_bytes = self.layout.slice_bytes();
+        check_blocks(&blocks, u64::from(slice_bytes))?;
+        if layer >= self.layout.layers() {
+            let layers = self.layout.layers();
             return Err(Error::invalid(format!(
-                "{} slices for {} blocks",
-                blocks.len(),
-                self.count
+                "layer {layer} does not exist; the namespace has {layers}"
             )));
         }
-        check_blocks(&blocks, u64::from(layout.slice_bytes()))?;
-        let append = match &mut work.progress {
-            LayerProgress::Writing(append) => append,
+        let mut progress = self.lock(terms, until(terms, clock.as_ref()), clock.as_ref())?;
+        let (gathered, layers) = match &mut *progress {
+            LayerProgress::Gathering { blocks, layers } => (blocks, layers),
             LayerProgress::Needless => return Ok(()),
-            LayerProgress::Abandoned | LayerProgress::Committed => return Err(abandoned()),
+            LayerProgress::Committed => return Err(committed_already()),
         };
-        if !append.missing_layers().contains(&layer) {
-            return Err(Error::invalid(if layer < layout.layers() {
-                format!("layer {layer} was stored already")
-            } else {
-                format!("layer {layer} does not exist; the namespace has {}", layout.layers())
-            }));
+        if layers.contains(&layer) {
+            return Err(Error::invalid(format!("layer {layer} was stored already")));
         }
-        if let Err(error) = append.store_layer(layer, blocks, &call) {
-            work.progress = LayerProgress::Abandoned;
-            return Err(to_error(error));
+        for (block, pieces) in blocks.iter().enumerate() {
+            gathered.fill(block, layer as usize * slice_bytes as usize, pieces);
         }
+        layers.insert(layer);
         Ok(())
     }
 
     /// Starts [`LayerWriter::store_layer`] in the background; never waits. A full queue gives a transfer that has ended
-    /// with an error, and the layer may be stored again. Cancelling the transfer abandons the put.
+    /// with an error, and the layer may be stored again.
     #[must_use]
     pub fn submit_store_layer(
         &self,
@@ -184,45 +172,28 @@ impl LayerWriter {
     ) -> Transfer<()> {
         let message =
             "too many transfers are waiting; wait for one of them and store the layer again";
-        let refused = Err(Error::new(ErrorKind::Unavailable, message));
-        let writer = self.another();
-        let (door, lanes) = (&self.door, &self.lanes);
-        let start = Start { door, lanes, direction: Direction::Store, timeout };
-        start.run(refused, move |terms| writer.store_layer(layer, blocks, terms))
+        let refused = Error::new(ErrorKind::Unavailable, message);
+        let writer = self.clone();
+        let work = move |terms: &Terms| writer.store_layer(layer, blocks, terms);
+        self.host.start(Box::new(work), timeout, refused)
     }
 
-    /// The same writer once more, for a transfer.
-    fn another(&self) -> Self {
-        Self {
-            door: Arc::clone(&self.door),
-            lanes: Arc::clone(&self.lanes),
-            namespace: Arc::clone(&self.namespace),
-            first: self.first,
-            count: self.count,
-            mark: self.mark,
-            work: Arc::clone(&self.work),
-        }
-    }
-
-    /// Makes the blocks visible; returns how many. Does not wait for a layer whose transfer has not started: wait for
-    /// the transfers first.
+    /// Puts the blocks; returns how many are visible then: all of them, but for those that the admission policy
+    /// declined. Does not wait for a layer whose transfer has not started: wait for the transfers first.
     ///
     /// # Errors
     ///
-    /// `Invalid` if a layer is missing (store it and commit again); `Unavailable` or `Poisoned` if it could not be made
-    /// visible.
+    /// `Invalid` if a layer is missing (store it and commit again); `Unavailable` or `Poisoned` if not all blocks could
+    /// be made visible; `Closed`.
     pub fn commit(&self, terms: &Terms) -> Result<usize> {
-        let store = self.door.enter()?;
-        let engine = store.engine.as_ref();
-        let call = terms.call(engine.clock.as_ref());
-        let mut work = self.lock(&call, engine.clock.as_ref())?;
-        let missing = match &work.progress {
-            LayerProgress::Writing(append) => append.missing_layers(),
-            LayerProgress::Needless => {
-                work.progress = LayerProgress::Committed;
-                return Ok(0);
+        let clock = self.host.enter()?;
+        let end = until(terms, clock.as_ref());
+        let mut progress = self.lock(terms, end, clock.as_ref())?;
+        let missing: Vec<u32> = match &*progress {
+            LayerProgress::Gathering { layers, .. } => {
+                (0..self.layout.layers()).filter(|layer| !layers.contains(layer)).collect()
             }
-            LayerProgress::Abandoned => return Err(abandoned()),
+            LayerProgress::Needless => Vec::new(),
             LayerProgress::Committed => return Err(committed_already()),
         };
         if let Some(layer) = missing.first() {
@@ -231,57 +202,48 @@ impl LayerWriter {
                 missing.len()
             )));
         }
-        let progress = std::mem::replace(&mut work.progress, LayerProgress::Committed);
-        let LayerProgress::Writing(append) = progress else { return Err(abandoned()) };
-        let appended = append.commit(&call).map_err(to_error)?;
-        if !publish(engine, &store.merger, appended, (&call, self.mark)) {
-            let message = "the index accepts no more entries, so the blocks are not kept";
-            return Err(Error::new(ErrorKind::Unavailable, message));
+        let ended = std::mem::replace(&mut *progress, LayerProgress::Committed);
+        // Another call on this writer does not wait for the put.
+        drop(progress);
+        let LayerProgress::Gathering { blocks, .. } = ended else { return Ok(0) };
+        let timeout = end.remaining(clock.now());
+        let report = blocks.put(&Terms { timeout, cancel: terms.cancel.clone() })?;
+        let kept = report.kept().iter().filter(|kept| **kept).count();
+        let declined = report.count(PutOutcome::Declined);
+        if kept as u64 + declined == self.count as u64 {
+            return Ok(kept);
         }
-        store.merger.after_put();
-        let blocks = self.count as u64;
-        add(&engine.counters.put_calls, 1);
-        add(&engine.counters.put_stored_blocks, blocks);
-        add(&engine.counters.put_bytes, blocks * self.namespace.layout().block_bytes());
-        Ok(self.count)
+        let message = format!(
+            "{kept} of the {} blocks of this put are stored; put the others again",
+            self.count
+        );
+        Err(Error::new(ErrorKind::Unavailable, message))
     }
 
-    /// The put, once no other call writes a layer of it. To be called only in the process that opened the store.
-    fn lock(&self, call: &Call, clock: &dyn Clock) -> Result<MutexGuard<'_, LayeredPut>> {
-        loop {
-            let locked = match call.timeout(clock).map_err(|late| to_error(late.into())) {
-                Ok(None) => Some(self.work.lock()),
-                Ok(Some(timeout)) => self.work.try_lock_for(timeout),
-                // Without time left the layer fails, not the wait for a put that no other call uses.
-                Err(late) => return self.work.try_lock().ok_or(late),
-            };
-            if let Some(work) = locked {
-                return Ok(work);
-            }
-        }
+    /// The put, once no other call copies a layer of it.
+    fn lock(
+        &self,
+        terms: &Terms,
+        end: Deadline,
+        clock: &dyn Clock,
+    ) -> Result<MutexGuard<'_, LayerProgress>> {
+        let locked = match end.remaining(clock.now()) {
+            None => Some(self.progress.lock()),
+            Some(left) if left.is_zero() => None,
+            Some(left) => self.progress.try_lock_for(left),
+        };
+        let is_cancelled = terms.cancel.as_ref().is_some_and(crate::Cancel::is_cancelled);
+        let message = "the time was up, or the call was cancelled, before the put could go on";
+        let ended = || Error::new(ErrorKind::Unavailable, message);
+        locked.filter(|_| !is_cancelled).ok_or_else(ended)
     }
 }
 
-impl Drop for LayeredPut {
-    /// In a forked child the put stays the parent's: abandoning it would write to the log.
-    fn drop(&mut self) {
-        let progress = std::mem::replace(&mut self.progress, LayerProgress::Abandoned);
-        let LayerProgress::Writing(append) = progress else { return };
-        if self.door.check_process().is_err() {
-            std::mem::forget(append);
-        } else if let Ok(_store) = self.door.enter() {
-            // Closing waits for it, as for any call.
-            drop(append);
-        } else {
-            append.leave();
-        }
-    }
+/// When a call with these terms ends.
+fn until(terms: &Terms, clock: &dyn Clock) -> Deadline {
+    terms.timeout.map_or(Deadline::Never, |timeout| Deadline::At(clock.now().after(timeout)))
 }
 
 fn committed_already() -> Error {
     Error::invalid("the blocks were committed already")
-}
-
-fn abandoned() -> Error {
-    Error::new(ErrorKind::Unavailable, "an earlier layer could not be written; start the put again")
 }

@@ -1,8 +1,9 @@
 //! What callers hold: the store, its transfers and writers.
 
 pub(crate) mod door;
+pub(crate) mod gathered;
 pub(crate) mod layer_writer;
 pub(crate) mod pool;
 pub(crate) mod removal_watch;
-pub(crate) mod step_far;
 pub(crate) mod store;
+pub(crate) mod test_access;

@@ -18,11 +18,11 @@ use crate::api::store::Store;
 use crate::engine::Engine;
 use crate::open::assemble::parts_of;
 use crate::read::lease::{Acquired, LeasedBlock, acquire};
-use crate::state::arena::{Arena, ArenaBacking, PlacedBlock, ReservedPlace};
+use crate::state::arena::{Arena, ArenaBacking, ReservedPlace};
 use crate::state::dram::Leaving;
 use crate::state::recent_removals::RemovalMark;
 use crate::terms::Terms;
-use crate::write::put::{Put, PutOrigin, PutReport};
+use crate::write::put::{HeldBlock, PutReport};
 
 /// The memory of a store that other processes map. Clones share it.
 #[derive(Clone, Debug)]
@@ -245,24 +245,12 @@ impl Pool {
         blocks: Vec<PoolBlock>,
         terms: &Terms,
     ) -> Result<PutReport> {
-        let (mut memory, mut placed) = (Vec::with_capacity(blocks.len()), Vec::new());
-        let count = blocks.len();
-        for block in blocks {
-            match block {
-                PoolBlock::Placed(block) => {
-                    let block: Arc<PlacedBlock> = block.into_inner();
-                    memory.push(vec![block.memory()]);
-                    placed.push(block);
-                }
-                PoolBlock::Elsewhere(bytes) => memory.push(vec![bytes]),
-            }
-        }
-        if placed.len() < count {
-            placed.clear();
-        }
-        let put = Put { chain, first, blocks: memory };
-        let origin = PutOrigin { placed: &placed, mark };
-        self.store.door.enter()?.writer.put_from(namespace, put, origin, terms)
+        let held = blocks.into_iter().map(|block| match block {
+            PoolBlock::Placed(block) => HeldBlock::Placed(block.into_inner()),
+            PoolBlock::Elsewhere(bytes) => HeldBlock::Elsewhere(bytes),
+        });
+        let open = self.store.door.enter()?;
+        open.writer.put_held(namespace, chain, first, held.collect(), mark, terms)
     }
 }
 

@@ -11,6 +11,7 @@ use dalsegno_io::Memory;
 
 use crate::api::door::Door;
 use crate::api::door::Start;
+use crate::api::gathered::{StoreHost, layer_writer};
 use crate::api::layer_writer::{LayerSpan, LayerWriter};
 use crate::api::removal_watch::RemovalWatch;
 use crate::jobs::transfers::{Direction, Transfer, TransferLanes};
@@ -334,16 +335,17 @@ impl Store {
         RemovalWatch::of(&self.door, capacity)
     }
 
-    /// Starts a put of `chain[first..first + count]` whose layers follow. Leading blocks that are present are skipped.
-    /// Space is reserved within `terms`.
+    /// Starts a put of some blocks whose layers follow. Leading blocks that are present are skipped. The layers are
+    /// gathered in memory: until the commit, nothing is written.
     ///
     /// ```
-    /// use dalsegno_store::{ChainHash, Memory, Terms};
+    /// use dalsegno_store::{ChainHash, LayerSpan, Memory, Terms};
     /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/example.rs")); }
     /// # let (_dir, store, id) = example::store();
     ///
     /// let terms = Terms::default();
-    /// let writer = store.layer_writer(id, &[ChainHash([1; 32])], 0, 1, &terms)?;
+    /// let span = LayerSpan { chain: &[ChainHash([1; 32])], first: 0, count: 1 };
+    /// let writer = store.layer_writer(id, span, &terms)?;
     /// for layer in 0..2 {
     ///     let slice = Memory::owned(vec![7; 4096], ());
     ///     writer.store_layer(layer, vec![vec![slice]], &terms)?;
@@ -354,18 +356,16 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// `Invalid` if the blocks do not fit into one extent or into the chain; `Full`, `Poisoned`, `Unavailable`,
-    /// `Closed`.
+    /// `Invalid` if the blocks do not fit into one extent or into the chain; `Unavailable` if writes are suspended, or
+    /// puts by layer gather a GiB already; `Poisoned`; `Closed`.
     pub fn layer_writer(
         &self,
         namespace: NamespaceId,
-        chain: &[ChainHash],
-        first: usize,
-        count: usize,
+        span: LayerSpan<'_>,
         terms: &Terms,
     ) -> Result<LayerWriter> {
-        let span = LayerSpan { chain, first, count };
-        LayerWriter::open((&self.door, &self.transfers), namespace, span, terms)
+        let host = StoreHost { door: Arc::clone(&self.door), lanes: Arc::clone(&self.transfers) };
+        layer_writer(host, namespace, span, terms)
     }
 
     /// Starts [`Store::put_batch`] in the background; never waits. A full queue gives a transfer that has ended. Blocks

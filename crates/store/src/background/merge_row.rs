@@ -14,14 +14,14 @@ use std::sync::Arc;
 use dalsegno_core::{ChainHash, Extent, NamespaceId};
 use dalsegno_extent::{Call, Cause};
 use dalsegno_index::Unread;
-use dalsegno_io::{IoError, WaitLimit, lend};
-use dalsegno_log::{Appended, CompressedMerge, LogError, MergeAppend};
+use dalsegno_io::{IoError, Memory, WaitLimit, lend};
+use dalsegno_log::{Append, Appended, LogError, Payload, SpaceUse};
 use dalsegno_policy::merging::{Due, MergeRules, Piece, choose, fresh_and_moved};
 
 use crate::background::copy::{
     RowBuffer, blocks_at_once, compress_again, read_blocks, visible_blocks,
 };
-use crate::background::evict::recycle_dead_segments;
+use crate::background::evict::{RECLAIM_ATTEMPTS, recycle_dead_segments};
 use crate::background::merge_board::Merged;
 use crate::background::rows::{Spot, follows, most_blocks, part_of};
 use crate::background::space::SpaceLane;
@@ -165,35 +165,23 @@ impl Merge<'_> {
         let block_bytes = usize::try_from(new.layout.block_bytes()).expect("64-bit addresses");
         let bytes = buffer.of(all.len() * block_bytes);
         self.read_row(row, &all, bytes)?;
-        let (layers, slice_bytes) = (new.layout.layers(), new.layout.slice_bytes() as usize);
         let call = Call::background();
-        let compressed = lend(|lender| {
+        let appended = lend(|lender| {
             let blocks = bytes.chunks_exact(block_bytes).map(|block| vec![lender.shared(block)]);
-            compress_again(self.engine, &new, &blocks.collect::<Vec<_>>())
-        })?;
-        if let Some(compressed) = compressed {
-            let merge = CompressedMerge::begin(self.engine.log.writer(), new, compressed)?;
+            let blocks: Vec<Vec<Memory>> = blocks.collect();
+            let compressed = compress_again(self.engine, &new, &blocks)?;
+            let payload = compressed.map_or(Payload::Plain(blocks), Payload::Compressed);
+            let writer = self.engine.log.writer();
+            let born = new.born.expect("merged blocks were put before");
+            let place = writer.reserve(payload.total_bytes(&new), SpaceUse::Merge { born })?;
             if visible_blocks(self.engine, row)? != all {
+                writer.give_up(&place);
                 return Err(Skip::Changed);
             }
             self.yield_to_reads()?;
-            self.refer_to(row, merge.commit(&call)?, &call);
-            return Ok(());
-        }
-        let mut append = MergeAppend::begin(self.engine.log.writer(), new)?;
-        if visible_blocks(self.engine, row)? != all {
-            return Err(Skip::Changed);
-        }
-        for layer in 0..layers {
-            self.yield_to_reads()?;
-            let at = layer as usize * slice_bytes;
-            lend(|lender| {
-                let blocks = bytes.chunks_exact(block_bytes);
-                let slices = blocks.map(|block| vec![lender.shared(&block[at..][..slice_bytes])]);
-                append.store_layer(layer, slices.collect(), &call)
-            })?;
-        }
-        let appended = append.commit(&call)?;
+            let appended = writer.append(vec![Append::new(new, payload, place)], &call).remove(0);
+            appended.map_err(Skip::from)
+        })?;
         self.refer_to(row, appended, &call);
         Ok(())
     }
@@ -261,14 +249,20 @@ impl Merge<'_> {
         if log.segments().has_space_now(bytes) {
             return Ok(());
         }
-        self.space.run_blocking(&Call::background(), move |engine| {
-            if !engine.log.segments().prepare(bytes)? {
+        for _ in 0..RECLAIM_ATTEMPTS {
+            self.space.run_blocking(&Call::background(), move |engine| {
+                if engine.log.segments().prepare(bytes)? {
+                    return Ok(());
+                }
                 recycle_dead_segments(engine)?;
-                engine.log.segments().prepare(bytes)?;
+                if engine.log.segments().prepare(bytes)? { Ok(()) } else { Err(LogError::Full) }
+            })?;
+            // A put may have taken the space.
+            if log.segments().has_space_now(bytes) {
+                return Ok(());
             }
-            Ok(())
-        })?;
-        if log.segments().has_space_now(bytes) { Ok(()) } else { Err(Skip::NoSpace) }
+        }
+        Err(Skip::NoSpace)
     }
 }
 

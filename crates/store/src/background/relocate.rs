@@ -6,10 +6,10 @@
 //! 4. Each step inside an extent waits for the device: a late read says nothing about the bytes.
 
 use dalsegno_core::Extent;
-use dalsegno_extent::{Call, Cause};
+use dalsegno_extent::{Call, Cause, NewExtent};
 use dalsegno_index::Unread;
 use dalsegno_io::{IoError, lend};
-use dalsegno_log::{Appended, LogError};
+use dalsegno_log::{Append, Appended, LogError, Payload, SpaceUse};
 
 use crate::background::copy::{compress_again, read_blocks, visible_blocks};
 use crate::background::rows::{Spot, part_of, runs_of};
@@ -166,17 +166,21 @@ fn append_copy(
     let appended = lend(|lender| {
         let blocks = bytes.chunks_exact(bytes.len() / run.len());
         let blocks: Vec<_> = blocks.map(|block| vec![lender.shared(block)]).collect();
-        let append = match compress_again(engine, &part, &blocks)? {
-            Some(compressed) => engine.log.writer().reserve_compressed(part, compressed, true)?,
-            None => engine.log.writer().reserve(part, blocks, true)?,
-        };
-        engine.log.writer().append(vec![append], &Call::background()).remove(0)
+        let compressed = compress_again(engine, &part, &blocks)?;
+        append(engine, part, compressed.map_or(Payload::Plain(blocks), Payload::Compressed))
     })?;
     if row.len() > 1 || row[0].is_moved() {
         // An open lets an extent made of several replace them without reading it: see `fill_index.rs`.
         engine.log.writer().make_durable(&appended)?;
     }
     Ok(appended)
+}
+
+/// Appends a copy; it may use the reserve.
+fn append(engine: &Engine, extent: NewExtent, payload: Payload) -> Result<Appended, LogError> {
+    let writer = engine.log.writer();
+    let place = writer.reserve(payload.total_bytes(&extent), SpaceUse::Reserve)?;
+    writer.append(vec![Append::new(extent, payload, place)], &Call::background()).remove(0)
 }
 
 /// Copies a compressed extent as it is stored, if all of it is visible and its namespace still asks for compression.
@@ -193,9 +197,8 @@ fn move_compressed(
         return Ok(None);
     }
     let Some(compressed) = engine.log.read_compressed(extent) else { return Ok(None) };
-    let append =
-        engine.log.writer().reserve_compressed(part_of(row, wanted, born), compressed, true)?;
-    let appended = engine.log.writer().append(vec![append], &Call::background()).remove(0)?;
+    let payload = Payload::Compressed(compressed);
+    let appended = append(engine, part_of(row, wanted, born), payload)?;
     if extent.is_moved() {
         engine.log.writer().make_durable(&appended)?;
     }

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use dalsegno_core::{Deadline, MIN_SEGMENTS, Result};
 use dalsegno_extent::Call;
-use dalsegno_log::{LogError, Reservation};
+use dalsegno_log::{LogError, Reservation, SpaceUse};
 
 use crate::background::evict::{RECLAIM_ATTEMPTS, give_back, make_space, recycle_dead_segments};
 use crate::engine::Engine;
@@ -96,7 +96,7 @@ impl SpaceLane {
                 self.list_new_segments();
             }
             // Another call may have taken the space.
-            match self.engine.log.writer().reserve_now(bytes) {
+            match self.engine.log.writer().reserve(bytes, SpaceUse::Ready) {
                 Err(LogError::Full) => {}
                 reserved => return reserved,
             }

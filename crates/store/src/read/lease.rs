@@ -17,7 +17,7 @@ use crate::read::lookup::lookup_limit;
 use crate::read::outcome::{GetReport, Outcome, count};
 use crate::read::wanted::Wanted;
 use crate::state::arena::{Arena, PlacedBlock};
-use crate::state::lease_share::LeaseShare;
+use crate::state::byte_share::ByteShare;
 use crate::terms::Terms;
 
 /// Leading blocks of a chain, to be read in their places. Dropping it ends the lease.
@@ -39,7 +39,7 @@ use crate::terms::Terms;
 pub struct Lease {
     blocks: Vec<Arc<PlacedBlock>>,
     is_truncated: bool,
-    _share: LeaseShare,
+    _share: ByteShare,
 }
 
 /// One block of a [`Lease`]. It keeps the bytes, but not the share of memory, beyond the lease.

@@ -12,7 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use dalsegno_arena::{ArenaHeader, Generations, Place, Places, Stamp, UNIT_BYTES};
 use dalsegno_io::{
-    Backing, Claim, Counters, Filled, IoError, Memory, Region, StopSignal, Touch, random_bytes,
+    Backing, Claim, Counters, Filled, IoError, Memory, Region, StopSignal, Touch, copy_pieces,
+    random_bytes,
 };
 use parking_lot::Mutex;
 
@@ -215,23 +216,25 @@ impl ReservedPlace {
         Some(PlacedBlock { filled, start, stamp, _owned: self.owned })
     }
 
+    /// Copies the bytes of all pieces into the place, in order, from `offset` on.
+    ///
+    /// # Panics
+    ///
+    /// If the place is too small, or memory of it exists.
+    pub(crate) fn fill(&mut self, offset: usize, pieces: &[Memory]) {
+        copy_pieces(pieces, &mut self.memory().as_mut_slice()[offset..]);
+    }
+
     /// Copies the bytes of all pieces into the place, in order.
     ///
     /// # Panics
     ///
     /// If the pieces do not have exactly the reserved number of bytes.
     pub(crate) fn copy_from(mut self, pieces: &[Memory]) -> PlacedBlock {
-        let mut memory = self.memory();
         let given: usize = pieces.iter().map(Memory::len).sum();
-        assert_eq!(given, memory.len(), "as many bytes as were reserved");
-        let mut to = memory.as_mut_slice();
-        for piece in pieces {
-            let (now, later) = std::mem::take(&mut to).split_at_mut(piece.len());
-            now.copy_from_slice(piece.as_slice());
-            to = later;
-        }
-        drop(memory);
-        self.complete().expect("the memory was dropped")
+        assert_eq!(given, self.claim.len(), "as many bytes as were reserved");
+        self.fill(0, pieces);
+        self.complete().expect("no memory of it exists")
     }
 }
 

@@ -17,7 +17,8 @@ use dalsegno_policy::S3Fifo;
 use parking_lot::Mutex;
 
 use super::arena::{Arena, ArenaBacking, PlacedBlock, ReservedPlace};
-use super::lease_share::LeaseShare;
+use super::byte_share::ByteShare;
+
 use crate::block_key::BlockKey;
 
 /// Blocks that one block may evict, beyond its own weight, until a free range is large enough. The worst block of a mix
@@ -26,6 +27,9 @@ const MOST_EVICTED: usize = 64;
 
 /// Leases may hold this part of the tier, as a divisor: the rest serves everybody else.
 const LEASE_SHARE: u64 = 2;
+
+/// Most bytes that the puts by layer of a store gather at a time.
+pub(crate) const MOST_GATHERED_BYTES: u64 = 1 << 30;
 
 /// What may leave for a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +48,8 @@ pub(crate) struct Dram {
     blocks: Mutex<S3Fifo<BlockKey, Arc<PlacedBlock>>>,
     /// Bytes of places that leases hold.
     leased_bytes: Arc<AtomicU64>,
+    /// Bytes that puts by layer gather, here or in other memory.
+    gathered_bytes: Arc<AtomicU64>,
     admitted: AtomicU64,
     evicted: AtomicU64,
     throttled: AtomicU64,
@@ -75,6 +81,7 @@ impl Dram {
             blocks: Mutex::new(S3Fifo::new(arena.as_ref().map_or(0, Arena::capacity_bytes))),
             arena,
             leased_bytes: Arc::default(),
+            gathered_bytes: Arc::default(),
             admitted: AtomicU64::new(0),
             evicted: AtomicU64::new(0),
             throttled: AtomicU64::new(0),
@@ -114,9 +121,15 @@ impl Dram {
     }
 
     /// A share of the memory that leases may hold, for as many blocks of `bytes` as it allows, at most `count`.
-    pub(crate) fn lease_share(&self, bytes: usize, count: usize) -> LeaseShare {
+    pub(crate) fn lease_share(&self, bytes: usize, count: usize) -> ByteShare {
         let most = self.arena.as_ref().map_or(0, |arena| arena.capacity_bytes() / LEASE_SHARE);
-        LeaseShare::take(&self.leased_bytes, most, Arena::place_bytes(bytes), count)
+        ByteShare::take(&self.leased_bytes, most, Arena::place_bytes(bytes), count)
+    }
+
+    /// A share of the memory in which puts by layer gather blocks, for as many blocks of `bytes` as it allows, at most
+    /// `count`.
+    pub(crate) fn gather_share(&self, bytes: u64, count: usize) -> ByteShare {
+        ByteShare::take(&self.gathered_bytes, MOST_GATHERED_BYTES, bytes, count)
     }
 
     /// Reserves a place for a block of `bytes`, and evicts others if need be; `None` if none becomes free.

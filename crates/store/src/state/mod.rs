@@ -1,11 +1,11 @@
 //! What an open store keeps in memory for all of its paths. Nothing here reads or writes a device.
 
 pub(crate) mod arena;
+pub(crate) mod byte_share;
 pub(crate) mod dram;
 pub(crate) mod failed_reads;
 pub(crate) mod gauge;
 pub(crate) mod hidden_blocks;
-pub(crate) mod lease_share;
 pub(crate) mod namespaces;
 pub(crate) mod recent_removals;
 pub(crate) mod removal_feed;

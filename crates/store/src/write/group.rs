@@ -6,7 +6,7 @@ use dalsegno_core::{ChainHash, DramAdmission, Namespace, NamespaceId, Result};
 use dalsegno_extent::{Call, CompressedExtent, NewExtent};
 use dalsegno_index::Placement;
 use dalsegno_io::Memory;
-use dalsegno_log::{Append, LogError};
+use dalsegno_log::{Append, LogError, Payload};
 
 use crate::background::merger::Merger;
 use crate::background::space::SpaceLane;
@@ -19,8 +19,8 @@ use crate::write::publish::{new_extent, publish};
 /// The blocks of an extent.
 pub(crate) struct GroupBlocks<'a> {
     pub(crate) memory: Vec<Vec<Memory>>,
-    /// The same blocks in their places in DRAM, all or none.
-    pub(crate) placed: &'a [Arc<PlacedBlock>],
+    /// The same blocks in their places in DRAM, as far as they have one; may be empty.
+    pub(crate) placed: &'a [Option<Arc<PlacedBlock>>],
 }
 
 /// An extent with reserved space.
@@ -116,6 +116,7 @@ impl<'a> Group<'a> {
                 blocks = count,
                 "blocks not stored: some of them were removed meanwhile"
             );
+            self.engine.log.writer().give_up(&place);
             return Ok(());
         }
         self.bytes += bytes;
@@ -124,16 +125,14 @@ impl<'a> Group<'a> {
             let dram = &self.engine.front.dram;
             for (at, (hash, block)) in extent.hashes.iter().zip(&blocks).enumerate() {
                 let key = (extent.namespace, *hash);
-                match placed.get(at) {
+                match placed.get(at).and_then(Option::as_ref) {
                     Some(placed) => dram.keep(key, Arc::clone(placed)),
                     None => dram.insert(key, block),
                 }
             }
         }
-        let append = match compressed {
-            Some(compressed) => Append::compressed(extent, compressed, place),
-            None => Append::new(extent, blocks, place),
-        };
+        let payload = compressed.map_or(Payload::Plain(blocks), Payload::Compressed);
+        let append = Append::new(extent, payload, place);
         self.waiting.push(WaitingExtent { first, append, names: BlockNames { namespace, hashes } });
         Ok(())
     }

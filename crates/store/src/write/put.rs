@@ -60,10 +60,18 @@ impl Put<'_> {
 /// Where the bytes of a put are from.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PutOrigin<'a> {
-    /// The same blocks in their places in DRAM, all or none.
-    pub(crate) placed: &'a [Arc<PlacedBlock>],
+    /// The same blocks in their places in DRAM, as far as they have one; may be empty.
+    pub(crate) placed: &'a [Option<Arc<PlacedBlock>>],
     /// From before the bytes were looked up. Blocks that were removed since are not put.
     pub(crate) mark: RemovalMark,
+}
+
+/// The bytes of a block that the store itself holds.
+pub(crate) enum HeldBlock {
+    /// In a place in DRAM.
+    Placed(Arc<PlacedBlock>),
+    /// In other memory.
+    Elsewhere(Memory),
 }
 
 /// How one block of a put ended.
@@ -140,7 +148,29 @@ impl Writer {
         self.put_from(namespace, put, PutOrigin { placed: &[], mark }, terms)
     }
 
-    /// Puts blocks that were read elsewhere.
+    /// Puts blocks that the store holds; those in a place keep it in DRAM. `mark` is from before their bytes were
+    /// received or looked up.
+    pub(crate) fn put_held(
+        &self,
+        namespace: NamespaceId,
+        chain: &[ChainHash],
+        first: usize,
+        blocks: Vec<HeldBlock>,
+        mark: RemovalMark,
+        terms: &Terms,
+    ) -> Result<PutReport> {
+        let (memory, placed): (Vec<_>, Vec<_>) = blocks
+            .into_iter()
+            .map(|block| match block {
+                HeldBlock::Placed(block) => (vec![block.memory()], Some(block)),
+                HeldBlock::Elsewhere(memory) => (vec![memory], None),
+            })
+            .unzip();
+        let put = Put { chain, first, blocks: memory };
+        self.put_from(namespace, put, PutOrigin { placed: &placed, mark }, terms)
+    }
+
+    /// Puts blocks whose bytes are from `origin`.
     pub(crate) fn put_from(
         &self,
         namespace: NamespaceId,

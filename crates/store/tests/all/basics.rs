@@ -4,9 +4,10 @@ use crate::support;
 use std::time::Duration;
 
 use crate::support::{Setup, block, chain, config, get, namespace, open, put};
+use dalsegno_store::testing::hold_space;
 use dalsegno_store::{
-    Admission, Config, DramAdmission, Durability, EngineChoice, ErrorKind, IndexChoice, PutOutcome,
-    Scope, Terms, lend,
+    Admission, Config, DramAdmission, Durability, EngineChoice, ErrorKind, IndexChoice, LayerSpan,
+    PutOutcome, Scope, Terms, lend,
 };
 
 const SHAPES: [(u32, u32); 6] =
@@ -98,7 +99,9 @@ fn each_layer_can_be_written_and_read_alone() {
         let chain = chain(u64::from(slice), 5);
         let bytes = slice as usize;
         let blocks: Vec<Vec<u8>> = chain.iter().map(|h| block(*h, 4 * bytes)).collect();
-        let writer = store.layer_writer(ns, &chain, 0, 5, &Terms::default()).unwrap();
+        let writer = store
+            .layer_writer(ns, LayerSpan { chain: &chain, first: 0, count: 5 }, &Terms::default())
+            .unwrap();
         assert_eq!(store.probe(ns, &chain).unwrap(), 0);
         for layer in [2_u32, 0, 3, 1] {
             lend(|lender| {
@@ -121,7 +124,9 @@ fn each_layer_can_be_written_and_read_alone() {
                 assert_eq!(got[..], whole[layer as usize * bytes..][..bytes]);
             }
         }
-        let again = store.layer_writer(ns, &chain, 0, 5, &Terms::default()).unwrap();
+        let again = store
+            .layer_writer(ns, LayerSpan { chain: &chain, first: 0, count: 5 }, &Terms::default())
+            .unwrap();
         assert_eq!((again.first(), again.count()), (5, 0));
     }
 }
@@ -133,7 +138,11 @@ fn a_layer_put_without_commit_leaves_nothing() {
     let store = open(dir.path(), &config);
     let ns = namespace(&store, 2, 4096, "abandoned");
     let chain = chain(3, 2);
-    drop(store.layer_writer(ns, &chain, 0, 2, &Terms::default()).unwrap());
+    drop(
+        store
+            .layer_writer(ns, LayerSpan { chain: &chain, first: 0, count: 2 }, &Terms::default())
+            .unwrap(),
+    );
     put(&store, ns, &support::chain(4, 2), 0, 8192);
     drop(store);
     let store = open(dir.path(), &config);
@@ -150,7 +159,9 @@ fn a_writer_that_outlives_its_store_keeps_nothing_of_it() {
     let store = open(dir.path(), &config(64 << 20));
     let ns = namespace(&store, 2, 4096, "outlived");
     let chain = chain(3, 2);
-    let writer = store.layer_writer(ns, &chain, 0, 2, &Terms::default()).unwrap();
+    let writer = store
+        .layer_writer(ns, LayerSpan { chain: &chain, first: 0, count: 2 }, &Terms::default())
+        .unwrap();
     store.close();
     let again = open(dir.path(), &config(64 << 20));
     let ns = namespace(&again, 2, 4096, "outlived");
@@ -267,15 +278,15 @@ fn removed_blocks_stay_gone_after_reopening_and_can_be_put_again() {
     assert_eq!(get(&store, ns, &chain, 4096, &Terms::default()), 6);
 }
 
-/// The extent of an open writer is older than all removals, so none of them may be forgotten before it ends. Each
+/// The extent of a put under way is older than all removals, so none of them may be forgotten before it ends. Each
 /// removal is between two puts.
 #[test]
-fn puts_and_removals_go_on_while_a_writer_stays_open() {
+fn puts_and_removals_go_on_while_a_put_holds_its_space() {
     let dir = tempfile::tempdir().unwrap();
     let config = Config { segment: Some(1 << 20), ..config(6 << 20) };
     let store = open(dir.path(), &config);
     let ns = namespace(&store, 1, 4096, "removed");
-    let writer = store.layer_writer(ns, &chain(1, 4), 0, 4, &Terms::default()).unwrap();
+    let held = hold_space(&store, 5 * 4096).unwrap();
     let (mut same, others) = (chain(2, 1), chain(3, 100));
     for round in 0..1000_usize {
         if round % 10 == 0 {
@@ -284,7 +295,7 @@ fn puts_and_removals_go_on_while_a_writer_stays_open() {
         assert_eq!(put(&store, ns, &same, 0, 4096).count(PutOutcome::Stored), 1, "{round}");
         assert_eq!(store.remove(ns, Some(&same), &Terms::default()).unwrap(), 1, "{round}");
     }
-    drop(writer);
+    drop(held);
     drop(store);
     let store = open(dir.path(), &config);
     assert!(others.iter().all(|hash| store.probe(ns, &[*hash]).unwrap() == 0));

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use crate::support::{chain, open_with, setups, soon};
 use dalsegno_store::{
-    ChainHash, Compression, Config, ErrorKind, KvLayout, Memory, Namespace, NamespaceId, Put,
-    PutReport, RegisterOptions, Scope, Store, Terms, info, lend, list, verify,
+    ChainHash, Compression, Config, ErrorKind, KvLayout, LayerSpan, Memory, Namespace, NamespaceId,
+    Put, PutReport, RegisterOptions, Scope, Store, Terms, info, lend, list, verify,
 };
 
 const LAYERS: u32 = 3;
@@ -124,12 +124,14 @@ fn compressed_blocks_take_less_space_and_stay_compressed_after_later_registratio
 }
 
 #[test]
-fn layers_written_one_by_one_are_stored_plain() {
+fn blocks_that_came_layer_by_layer_are_compressed_like_others() {
     let dir = tempfile::tempdir().unwrap();
     let store = support::open(dir.path(), &support::config(64 << 20));
     store.register(&namespace(), RegisterOptions { compression: Some(zstd()) }).unwrap();
     let (id, chain) = (namespace().id(), chain(1, 20));
-    let writer = store.layer_writer(id, &chain, 0, 20, &Terms::default()).unwrap();
+    let writer = store
+        .layer_writer(id, LayerSpan { chain: &chain, first: 0, count: 20 }, &Terms::default())
+        .unwrap();
     for layer in 0..LAYERS {
         let at = (layer * SLICE) as usize;
         let slices: Vec<Vec<u8>> =
@@ -141,7 +143,7 @@ fn layers_written_one_by_one_are_stored_plain() {
     }
     assert_eq!(writer.commit(&Terms::default()).unwrap(), 20);
     check(&store, id, &chain);
-    assert_eq!(store.stats().log.transfers.codec.encoded_bytes, 0);
+    assert!(store.stats().log.transfers.codec.encoded_bytes > 0);
 }
 
 #[test]

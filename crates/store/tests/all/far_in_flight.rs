@@ -6,7 +6,8 @@ use std::sync::Arc;
 use dalsegno_far::Tier;
 use dalsegno_store::testing::Tiers;
 use dalsegno_store::{
-    ChainHash, FarStats, Memory, NamespaceId, Outcome, Put, Scope, Store, Terms, lend,
+    ChainHash, ErrorKind, FarStats, LayerSpan, Memory, NamespaceId, Outcome, Put, Scope, Store,
+    Terms, lend,
 };
 
 use crate::far_host::{WORKERS, config_with as config};
@@ -193,13 +194,17 @@ fn a_layered_put_that_is_committed_after_a_removal_brings_no_block_back() {
     let host = Host::new(far.path(), 0);
     let terms = Terms::within(LIMIT);
     for removal in removals(&chain) {
-        let writer = host.store.layer_writer(host.namespace, &chain, 0, 2, &terms).unwrap();
+        let writer = host
+            .store
+            .layer_writer(host.namespace, LayerSpan { chain: &chain, first: 0, count: 2 }, &terms)
+            .unwrap();
         for layer in 0..4 {
             let slice = || vec![Memory::owned(vec![9; SLICE as usize], ())];
             writer.store_layer(layer, (0..2).map(|_| slice()).collect(), &terms).unwrap();
         }
         host.remove(removal);
-        writer.commit(&terms).unwrap();
+        let refused = writer.commit(&terms).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Unavailable);
         assert_eq!(host.present(&chain), 0);
     }
 }

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use crate::support::hanging::{Hanging, Hung, hanging, hanging_with_pool};
 use crate::support::{block, chain, config, get, namespace, open, put};
 use dalsegno_store::{
-    Cancel, ChainHash, Config, Durability, ErrorKind, Memory, NamespaceId, Put, PutOutcome,
-    PutReport, Scope, Store, Terms, TransferState, lend,
+    Cancel, ChainHash, Config, Durability, ErrorKind, LayerSpan, LayerWriter, Memory, NamespaceId,
+    Put, PutOutcome, PutReport, Scope, Store, Terms, lend,
 };
 
 /// Bytes of a block: four fill an extent, sixteen a segment.
@@ -65,6 +65,21 @@ fn check_well(store: &Store, ns: NamespaceId) {
     }
 }
 
+/// A writer of blocks, all layers of which are stored.
+fn by_layer(store: &Store, ns: NamespaceId, chain: &[ChainHash]) -> LayerWriter {
+    let blocks: Vec<Vec<u8>> = chain.iter().map(|hash| block(*hash, BYTES)).collect();
+    let span = LayerSpan { chain, first: 0, count: chain.len() };
+    let writer = store.layer_writer(ns, span, &Terms::default()).unwrap();
+    for (layer, at) in (0..BYTES).step_by(BYTES / 2).enumerate() {
+        lend(|lender| {
+            let slices = blocks.iter().map(|b| vec![lender.shared(&b[at..][..BYTES / 2])]);
+            let layer = u32::try_from(layer).unwrap();
+            writer.store_layer(layer, slices.collect(), &Terms::default()).unwrap();
+        });
+    }
+    writer
+}
+
 #[test]
 fn a_put_into_a_full_store_ends_at_its_deadline_while_the_device_hangs() {
     for durability in [Durability::Batch, Durability::None] {
@@ -119,7 +134,7 @@ fn a_put_does_not_wait_beyond_its_deadline_for_a_new_segment_or_a_sync() {
         let report = put_within(&store, ns, &chain(1, 4), &Terms::within(TIMEOUT));
         assert_eq!(report.count(PutOutcome::Failed), 4, "{hung:?}");
         let started = Instant::now();
-        let layers = store.layer_writer(ns, &chain(2, 4), 0, 4, &Terms::within(TIMEOUT));
+        let layers = by_layer(&store, ns, &chain(2, 4)).commit(&Terms::within(TIMEOUT));
         assert_eq!(layers.unwrap_err().kind(), ErrorKind::Unavailable, "{hung:?}");
         assert!(started.elapsed() < AT_MOST);
         device.go_on();
@@ -162,33 +177,19 @@ fn a_removal_ends_at_its_deadline_and_becomes_durable_when_the_device_resumes() 
 }
 
 #[test]
-fn a_layer_that_waits_for_another_ends_at_its_deadline_and_may_be_stored_again() {
+fn layers_do_not_wait_for_the_device_and_a_commit_ends_at_its_deadline() {
     let dir = tempfile::tempdir().unwrap();
     let (device, store) = hanging(dir.path(), &settings(Durability::Batch));
-    let ns = space(&store);
-    let (chain, slice) = (chain(1, 2), BYTES / 2);
-    let blocks: Vec<Vec<u8>> = chain.iter().map(|hash| block(*hash, BYTES)).collect();
-    let writer = store.layer_writer(ns, &chain, 0, 2, &Terms::default()).unwrap();
+    let (ns, chain) = (space(&store), chain(1, 2));
     device.hang(Hung::Everything);
-    lend(|lender| {
-        let layer = |number: usize| -> Vec<Vec<Memory>> {
-            let rows = blocks.iter().map(|b| &b[number * slice..][..slice]);
-            rows.map(|row| vec![lender.shared(row)]).collect()
-        };
-        let first = writer.submit_store_layer(0, layer(0), None);
-        std::thread::sleep(TIMEOUT);
-        let second = writer.submit_store_layer(1, layer(1), Some(TIMEOUT));
-        assert!(second.wait(Some(AT_MOST)));
-        assert_eq!(second.take().unwrap().unwrap_err().kind(), ErrorKind::Unavailable);
-        assert_eq!(first.state(), TransferState::Running);
-        let commit = writer.commit(&Terms::within(TIMEOUT));
-        assert_eq!(commit.unwrap_err().kind(), ErrorKind::Unavailable);
-        device.go_on();
-        assert!(first.wait(Some(AT_MOST)));
-        first.take().unwrap().unwrap();
-        writer.store_layer(1, layer(1), &Terms::default()).unwrap();
-    });
-    assert_eq!(writer.commit(&Terms::default()).unwrap(), 2);
+    let started = Instant::now();
+    let writer = by_layer(&store, ns, &chain);
+    let late = writer.commit(&Terms::within(TIMEOUT));
+    assert_eq!(late.unwrap_err().kind(), ErrorKind::Unavailable);
+    assert!(started.elapsed() < AT_MOST);
+    assert_eq!(writer.commit(&Terms::default()).unwrap_err().kind(), ErrorKind::Invalid);
+    device.go_on();
+    assert_eq!(by_layer(&store, ns, &chain).commit(&Terms::default()).unwrap(), 2);
     assert_eq!(get(&store, ns, &chain, BYTES, &Terms::default()), 2);
 }
 

@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use crate::support::{block, chain, config, get, namespace, open};
-use dalsegno_store::{ErrorKind, LayerWriter, Memory, Terms, Transfer, TransferState, lend};
+use dalsegno_store::{
+    ChainHash, Config, DramAdmission, ErrorKind, LayerSpan, LayerWriter, Memory, Terms, Transfer,
+    TransferState, lend,
+};
 
 const LAYERS: u32 = 3;
 const SLICE: usize = 5000;
@@ -39,7 +42,9 @@ fn layers_are_stored_and_retrieved_as_transfers() {
     for (name, timeout) in [(1, None), (2, Some(Duration::from_secs(60)))] {
         let chain = chain(name, 4);
         let blocks: Vec<Vec<u8>> = chain.iter().map(|hash| block(*hash, bytes)).collect();
-        let writer = store.layer_writer(ns, &chain, 0, 4, &Terms::default()).unwrap();
+        let writer = store
+            .layer_writer(ns, LayerSpan { chain: &chain, first: 0, count: 4 }, &Terms::default())
+            .unwrap();
         for layer in (0..LAYERS).rev() {
             assert_eq!(writer.commit(&Terms::default()).unwrap_err().kind(), ErrorKind::Invalid);
             assert_eq!(store_layer(&writer, layer, &blocks, timeout), Ok(()));
@@ -65,18 +70,62 @@ fn layers_are_stored_and_retrieved_as_transfers() {
 }
 
 #[test]
-fn a_layer_transfer_that_times_out_abandons_the_put() {
+fn a_layer_that_times_out_may_be_stored_again() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path(), &config(64 << 20));
     let ns = namespace(&store, LAYERS, 5000, "late");
     let chain = chain(1, 2);
     let blocks: Vec<Vec<u8>> = chain.iter().map(|h| block(*h, LAYERS as usize * SLICE)).collect();
-    let writer = store.layer_writer(ns, &chain, 0, 2, &Terms::default()).unwrap();
+    let span = LayerSpan { chain: &chain, first: 0, count: 2 };
+    let writer = store.layer_writer(ns, span, &Terms::default()).unwrap();
     let late = store_layer(&writer, 0, &blocks, Some(Duration::ZERO));
     assert_eq!(late, Err(ErrorKind::Unavailable));
-    assert_eq!(store_layer(&writer, 1, &blocks, None), Err(ErrorKind::Unavailable));
-    assert_eq!(writer.commit(&Terms::default()).unwrap_err().kind(), ErrorKind::Unavailable);
-    assert_eq!(store.probe(ns, &chain).unwrap(), 0);
+    for layer in 1..LAYERS {
+        assert_eq!(store_layer(&writer, layer, &blocks, None), Ok(()));
+    }
+    assert_eq!(writer.commit(&Terms::default()).unwrap_err().kind(), ErrorKind::Invalid);
+    assert_eq!(store_layer(&writer, 0, &blocks, None), Ok(()));
+    assert_eq!(writer.commit(&Terms::default()).unwrap(), 2);
+    assert_eq!(get(&store, ns, &chain, LAYERS as usize * SLICE, &Terms::default()), 2);
+}
+
+/// In places of the DRAM tier, in other memory, and in both.
+#[test]
+fn blocks_are_gathered_wherever_there_is_memory() {
+    for (dram, places) in [(0, Some(0)), (128 << 10, None), (16 << 20, Some(4))] {
+        let dir = tempfile::tempdir().unwrap();
+        let admission = DramAdmission::Put;
+        let config = Config { dram: Some(dram), dram_admission: admission, ..config(64 << 20) };
+        let store = open(dir.path(), &config);
+        let ns = namespace(&store, LAYERS, 5000, "gathered");
+        let chain = chain(1, 4);
+        let blocks: Vec<Vec<u8>> =
+            chain.iter().map(|h| block(*h, LAYERS as usize * SLICE)).collect();
+        let span = LayerSpan { chain: &chain, first: 0, count: 4 };
+        let writer = store.layer_writer(ns, span, &Terms::default()).unwrap();
+        for layer in 0..LAYERS {
+            assert_eq!(store_layer(&writer, layer, &blocks, None), Ok(()));
+        }
+        assert_eq!(writer.commit(&Terms::default()).unwrap(), 4);
+        let in_dram = store.stats().dram_blocks;
+        assert!(places.is_none_or(|places| places == in_dram), "{in_dram} of {places:?}");
+        assert_eq!(get(&store, ns, &chain, LAYERS as usize * SLICE, &Terms::default()), 4);
+    }
+}
+
+#[test]
+fn puts_by_layer_gather_a_bounded_number_of_bytes() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = Config { capacity: Some(1 << 30), dram: Some(0), ..Config::default() };
+    let store = open(dir.path(), &config);
+    let ns = namespace(&store, 1, 16 << 20, "large");
+    let span = |chain: &[ChainHash]| {
+        store.layer_writer(ns, LayerSpan { chain, first: 0, count: 1 }, &Terms::default())
+    };
+    let mut writers: Vec<_> = (0..64).map(|name| span(&chain(name, 1)).unwrap()).collect();
+    assert_eq!(span(&chain(64, 1)).unwrap_err().kind(), ErrorKind::Unavailable);
+    writers.pop();
+    span(&chain(64, 1)).unwrap();
 }
 
 #[test]
@@ -87,14 +136,18 @@ fn a_writer_may_be_dropped_before_its_transfers_end() {
     let chain = chain(1, 2);
     let blocks: Vec<Vec<u8>> = chain.iter().map(|hash| block(*hash, SLICE)).collect();
     lend(|lender| {
-        let writer = store.layer_writer(ns, &chain, 0, 2, &Terms::default()).unwrap();
+        let writer = store
+            .layer_writer(ns, LayerSpan { chain: &chain, first: 0, count: 2 }, &Terms::default())
+            .unwrap();
         let slices = blocks.iter().map(|b| vec![lender.shared(b)]).collect();
         let transfer = writer.submit_store_layer(0, slices, None);
         drop(writer);
         end(&transfer).unwrap();
     });
     assert_eq!(store.probe(ns, &chain).unwrap(), 0);
-    let again = store.layer_writer(ns, &chain, 0, 2, &Terms::default()).unwrap();
+    let again = store
+        .layer_writer(ns, LayerSpan { chain: &chain, first: 0, count: 2 }, &Terms::default())
+        .unwrap();
     assert_eq!(store_layer(&again, 0, &blocks, None), Ok(()));
     assert_eq!(again.commit(&Terms::default()).unwrap(), 2);
 }

@@ -3,7 +3,11 @@
 //! 1. The header's checksums are those of the caller's bytes before the write. If the bytes change on their way to the
 //!    device, the extent is a miss later, never wrong.
 //! 2. A failed append frees its space for a void, and no reader ever sees the extent.
-//! 3. With durability `batch`, an extent is durable before an append returns it.
+//! 3. With durability `batch`, an extent is durable before an append returns it. A merged extent always is, because the
+//!    extents that it replaces may be recycled next.
+//! 4. A crash or a failed write may leave a merged extent that is not whole. No later segment's header claims that it
+//!    is durable: opening makes its record a void, or no header claims it and the merges after it. While some bytes
+//!    cannot be read, no header claims more than the headers before.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -29,54 +33,58 @@ pub struct Appended {
     pub pin: Arc<Pin>,
 }
 
+/// The bytes of an extent, as they are written.
+#[derive(Debug)]
+pub enum Payload {
+    /// One entry per block: its bytes, layer 0 first, in any number of pieces.
+    Plain(Vec<Vec<Memory>>),
+    /// Compressed slices.
+    Compressed(CompressedExtent),
+}
+
+impl Payload {
+    /// Bytes of the log that `extent` takes with this payload.
+    #[must_use]
+    pub fn total_bytes(&self, extent: &NewExtent) -> u64 {
+        match self {
+            Self::Plain(_) => extent.total_bytes(),
+            Self::Compressed(compressed) => compressed.total_bytes(extent),
+        }
+    }
+}
+
 /// An extent with its bytes and its place in the log.
 #[derive(Debug)]
 pub struct Append {
     extent: NewExtent,
-    body: AppendBody,
+    payload: Payload,
     place: Reservation,
 }
 
-#[derive(Debug)]
-enum AppendBody {
-    Plain(Vec<Vec<Memory>>),
-    Compressed(CompressedExtent),
-}
-
 impl Append {
-    /// An extent for a place that was reserved for it. `blocks[b]` holds the bytes of block `b`, layer 0 first, in any
-    /// number of pieces.
+    /// An extent for a place that was reserved for it: see [`Payload::total_bytes`].
     ///
     /// # Panics
     ///
     /// If there is not one memory per hash, or the place has another size.
     #[must_use]
-    pub fn new(extent: NewExtent, blocks: Vec<Vec<Memory>>, place: Reservation) -> Self {
-        assert_eq!(blocks.len(), extent.hashes.len(), "one memory per hash");
-        assert_eq!(place.bytes(), extent.total_bytes(), "a place for another extent");
-        Self { extent, body: AppendBody::Plain(blocks), place }
-    }
-
-    /// A compressed extent for a place of [`CompressedExtent::total_bytes`].
-    ///
-    /// # Panics
-    ///
-    /// If the place has another size.
-    #[must_use]
-    pub fn compressed(extent: NewExtent, compressed: CompressedExtent, place: Reservation) -> Self {
-        assert_eq!(place.bytes(), compressed.total_bytes(&extent), "a place for another extent");
-        Self { extent, body: AppendBody::Compressed(compressed), place }
+    pub fn new(extent: NewExtent, payload: Payload, place: Reservation) -> Self {
+        if let Payload::Plain(blocks) = &payload {
+            assert_eq!(blocks.len(), extent.hashes.len(), "one memory per hash");
+        }
+        assert_eq!(place.bytes(), payload.total_bytes(&extent), "a place for another extent");
+        Self { extent, payload, place }
     }
 }
 
 /// Appends extents to one log.
 #[derive(Debug)]
 pub struct Writer {
-    pub(super) io: Arc<DeviceIo>,
-    pub(super) syncer: Arc<Syncer>,
-    pub(super) segments: Arc<Segments>,
-    pub(super) store: StoreId,
-    pub(super) durability: Durability,
+    io: Arc<DeviceIo>,
+    syncer: Arc<Syncer>,
+    segments: Arc<Segments>,
+    store: StoreId,
+    durability: Durability,
     headers: Arc<HeaderCache>,
 }
 
@@ -92,48 +100,23 @@ impl Writer {
         Self { io, syncer, segments, store, durability, headers }
     }
 
-    /// Reserves space for an extent. `blocks` are as for [`Append::new`]. Nothing is written before
-    /// [`Writer::append`].
+    /// Reserves space. Nothing is written before [`Writer::append`].
     ///
     /// # Errors
     ///
-    /// [`LogError::Full`] if a segment must be reclaimed first (`relocating` may use the reserve).
+    /// [`LogError::Full`] if a segment must be recycled first, or created if `space_use` allows none: see
+    /// [`Segments::prepare`]. [`LogError::TooLarge`], and the device's error.
     ///
     /// # Panics
     ///
-    /// If there is not one memory per hash.
-    pub fn reserve(
-        &self,
-        extent: NewExtent,
-        blocks: Vec<Vec<Memory>>,
-        relocating: bool,
-    ) -> Result<Append, LogError> {
-        let place = self.segments.reserve(extent.total_bytes(), use_of(relocating))?;
-        Ok(Append::new(extent, blocks, place))
+    /// If another merge is in progress.
+    pub fn reserve(&self, bytes: u64, space_use: SpaceUse) -> Result<Reservation, LogError> {
+        self.segments.reserve(bytes, space_use)
     }
 
-    /// Reserves space for a compressed extent.
-    ///
-    /// # Errors
-    ///
-    /// As [`Writer::reserve`].
-    pub fn reserve_compressed(
-        &self,
-        extent: NewExtent,
-        compressed: CompressedExtent,
-        relocating: bool,
-    ) -> Result<Append, LogError> {
-        let place = self.segments.reserve(compressed.total_bytes(&extent), use_of(relocating))?;
-        Ok(Append::compressed(extent, compressed, place))
-    }
-
-    /// Reserves space that is there now: waits neither for the device nor for another call.
-    ///
-    /// # Errors
-    ///
-    /// [`LogError::Full`] if a segment must be created or reclaimed first: see [`Segments::prepare`].
-    pub fn reserve_now(&self, bytes: u64) -> Result<Reservation, LogError> {
-        self.segments.reserve(bytes, SpaceUse::Ready)
+    /// Gives up space in which nothing was written. A void marks it, so that the next open need not search it.
+    pub fn give_up(&self, place: &Reservation) {
+        self.segments.give_up(place);
     }
 
     /// Writes extents, several at a time, and returns one result for each, in order. With durability `batch`, the
@@ -150,20 +133,20 @@ impl Writer {
         let rules = self.io.rules(!call.must_stage());
         let mut headers = Vec::with_capacity(appends.len());
         let mut records = Vec::with_capacity(appends.len());
-        for Append { extent, body, place } in appends {
+        for Append { extent, payload, place } in appends {
             let pinned = place.pinned_file();
             let at = |crcs, units| {
                 extent.header(self.store, place.place(), place.sequence(), crcs, units)
             };
-            let header = match body {
-                AppendBody::Plain(blocks) => {
+            let header = match payload {
+                Payload::Plain(blocks) => {
                     let header = at(Vec::new(), None);
                     let described = header.extent().expect("an extent's header");
                     let pieces = payload_pieces(&described, into_slices(extent.layout, blocks));
                     records.push(RecordWrite::extent(pinned, header.clone(), pieces, rules));
                     header
                 }
-                AppendBody::Compressed(CompressedExtent { slice_crcs, units, payload }) => {
+                Payload::Compressed(CompressedExtent { slice_crcs, units, payload }) => {
                     let header = at(slice_crcs, Some(units));
                     // The log owns the payload's memory, so the device may read it after the call ended.
                     let rules = self.io.rules(true);
@@ -189,37 +172,28 @@ impl Writer {
     ///
     /// [`LogError::Poisoned`] if the sync failed.
     pub fn make_durable(&self, appended: &Appended) -> Result<(), LogError> {
-        self.make_durable_within(appended, &Call::background())
-    }
-
-    /// As [`Self::make_durable`], within the call's terms.
-    pub(super) fn make_durable_within(
-        &self,
-        appended: &Appended,
-        call: &Call,
-    ) -> Result<(), LogError> {
         match self.durability {
             Durability::Batch => Ok(()),
-            Durability::None => appended.pin.sync(&self.syncer, call).map_err(|why| {
-                self.segments.doubt(&appended.extent);
-                why.into()
-            }),
+            Durability::None => {
+                appended.pin.sync(&self.syncer, &Call::background()).map_err(|why| {
+                    self.segments.doubt(&appended.extent);
+                    why.into()
+                })
+            }
         }
     }
 
-    /// With durability `batch`, makes the written records durable: one sync per segment.
+    /// Makes the written records durable, as far as they must be: one sync per segment.
     fn sync_written(
         &self,
         written: &mut [Result<Vec<u32>, LogError>],
         headers: &[(RecordHeader, Reservation)],
         call: &Call,
     ) {
-        if self.durability == Durability::None {
-            return;
-        }
         let mut synced: BTreeMap<u64, Result<(), Unsynced>> = BTreeMap::new();
         for (written, (header, place)) in written.iter_mut().zip(headers) {
-            if written.is_err() {
+            let is_needed = self.durability == Durability::Batch || place.is_of_merge();
+            if written.is_err() || !is_needed {
                 continue;
             }
             let durable = *synced
@@ -232,7 +206,7 @@ impl Writer {
     }
 
     /// Counts an extent that was written, or frees the place of one that failed.
-    pub(super) fn settle(
+    fn settle(
         &self,
         header: &RecordHeader,
         place: Reservation,
@@ -256,8 +230,4 @@ impl Writer {
             }
         }
     }
-}
-
-fn use_of(relocating: bool) -> SpaceUse {
-    if relocating { SpaceUse::Reserve } else { SpaceUse::Creatable }
 }
