@@ -33,7 +33,7 @@ pub use file_limit::allow_open_files;
 pub use line_queue::{LineQueue, flush_lines};
 pub use memory::{
     Access, Backing, BufferPool, Claim, Counters, Filled, Lender, Memory, PageAllocator,
-    PageBuffer, PageVec, Region, SealedFile, Touch, copy_pieces, lend,
+    PageBuffer, PageVec, Region, RegionId, RegionRange, SealedFile, Touch, copy_pieces, lend,
 };
 pub use process::{Process, StopSignal, forked_amid_threads};
 pub use random::random_bytes;

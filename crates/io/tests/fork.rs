@@ -49,7 +49,7 @@ fn a_child_drops_its_copy_of_a_thread_pool_and_the_parent_continues() {
 #[test]
 fn a_child_has_no_arena_and_unmaps_nothing_at_its_address() {
     let mut pool = Some(common::pool());
-    let arena = pool.as_ref().unwrap().address_range();
+    let arena = pool.as_ref().unwrap().region().range();
     assert!(is_mapped(arena));
     in_child(|| {
         assert!(!is_mapped(arena));

@@ -90,10 +90,10 @@ impl BufferPool {
         self.arena.large_bytes
     }
 
-    /// Address and length of the arena, for registration with `io_uring`.
+    /// The arena, for registration with `io_uring`.
     #[must_use]
-    pub fn address_range(&self) -> (usize, usize) {
-        self.arena.region.range()
+    pub fn region(&self) -> &Region {
+        &self.arena.region
     }
 
     /// Takes a buffer of `len` bytes if one is free. Its contents are undefined.
@@ -143,10 +143,9 @@ impl BufferPool {
         let offset = if small { free.small.pop() } else { free.large.pop() }?;
         let owner: Arc<dyn Any + Send + Sync> =
             Arc::new(BufferLease { arena: Arc::clone(&self.arena), offset, small });
-        let start = self.arena.region.part(offset, len);
-        // SAFETY: `part` is inside the arena. The buffer was in the free list, so nobody else holds it. It returns
-        // there only when the lease, which every piece holds, is dropped.
-        Some(unsafe { Memory::from_raw(start, len, true, owner) })
+        // SAFETY: the buffer was in the free list, so nobody else holds it. It returns there only when the lease, which
+        // every piece holds, and which holds the region, is dropped.
+        Some(unsafe { self.arena.region.memory(offset, len, true, owner) })
     }
 }
 

@@ -8,7 +8,6 @@
 use std::any::Any;
 use std::fmt;
 use std::ops::Range;
-use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::handle::Memory;
@@ -22,16 +21,10 @@ pub struct Claim {
 /// A claimed range. Dropping it ends the claim.
 struct Held {
     region: Arc<Region>,
-    start: NonNull<u8>,
     range: Range<usize>,
     /// Dropped after the claim has ended.
     keeper: Option<Box<dyn Any + Send + Sync>>,
 }
-
-// SAFETY: the range is part of a region, which is Send, and a claim's range has one owner (invariant 1 of regions).
-unsafe impl Send for Held {}
-// SAFETY: `&Held` gives no access by itself.
-unsafe impl Sync for Held {}
 
 impl Drop for Held {
     fn drop(&mut self) {
@@ -54,9 +47,9 @@ impl Claim {
         len: usize,
         keeper: impl Any + Send + Sync,
     ) -> Self {
-        let start = region.begin_claim(offset, len);
+        region.begin_claim(offset, len);
         let (region, range) = (Arc::clone(region), offset..offset + len);
-        Self { held: Arc::new(Held { region, start, range, keeper: Some(Box::new(keeper)) }) }
+        Self { held: Arc::new(Held { region, range, keeper: Some(Box::new(keeper)) }) }
     }
 
     /// Number of bytes.
@@ -82,7 +75,7 @@ impl Claim {
         let owner: Arc<dyn Any + Send + Sync> = Arc::clone(&self.held) as _;
         // SAFETY: the owner keeps the range mapped and claimed, so nobody else has access to it. This claim gives out
         // no second memory while the owner is shared, and no `Filled`.
-        unsafe { Memory::from_raw(self.held.start, self.len(), true, owner) }
+        unsafe { self.held.region.memory(self.held.range.start, self.len(), true, owner) }
     }
 
     /// Turns the claim into bytes for reading, once they are written. Returns the claim if its memory still exists.
@@ -128,9 +121,10 @@ impl Filled {
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
         assert!(self.held.region.is_here(), "a forked child has no region (invariant 3)");
+        let start = self.held.region.part(self.held.range.start, self.len());
         // SAFETY: the range is mapped while `held` lives. It is zeroed or was written, and nobody writes it now
         // (invariant 2): the claim's memory is gone, and no other claim overlaps.
-        unsafe { std::slice::from_raw_parts(self.held.start.as_ptr(), self.len()) }
+        unsafe { std::slice::from_raw_parts(start.as_ptr(), self.len()) }
     }
 
     /// The bytes once more, for a device. The claim lasts until this memory is dropped, too.
@@ -138,7 +132,7 @@ impl Filled {
     pub fn memory(&self) -> Memory {
         let owner: Arc<dyn Any + Send + Sync> = Arc::clone(&self.held) as _;
         // SAFETY: the owner keeps the range mapped and claimed. Nobody writes it while `held` lives (invariant 2).
-        unsafe { Memory::from_raw(self.held.start, self.len(), false, owner) }
+        unsafe { self.held.region.memory(self.held.range.start, self.len(), false, owner) }
     }
 
     /// Fills all pieces, in order, with the bytes starting at `offset`.
@@ -168,10 +162,25 @@ impl fmt::Debug for Filled {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::region::Touch;
+    use crate::memory::region::{RegionRange, Touch};
 
     fn region() -> Arc<Region> {
         Arc::new(Region::anonymous(1 << 16, Touch::AtUse, "a test").unwrap())
+    }
+
+    #[test]
+    fn memory_of_a_region_says_where_it_is() {
+        let region = region();
+        let range = |offset, len| Some(RegionRange { region: region.id(), offset, len });
+        let mut claim = Claim::of(&region, 100, 50, ());
+        let mut memory = claim.memory();
+        assert_eq!(memory.region_range(), range(100, 50));
+        let head = memory.split_to(20);
+        assert_eq!((head.region_range(), memory.region_range()), (range(100, 20), range(120, 30)));
+        drop((head, memory));
+        assert_eq!(claim.fill().unwrap().memory().region_range(), range(100, 50));
+        assert_eq!(Memory::owned(vec![1], ()).region_range(), None);
+        assert_ne!(Region::anonymous(1, Touch::AtUse, "a test").unwrap().id(), region.id());
     }
 
     fn filled(region: &Arc<Region>, bytes: &[u8]) -> Filled {

@@ -13,11 +13,15 @@ use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
 
+use super::region::{RegionId, RegionRange};
+
 /// A range of memory, passed from the caller to the device and back.
 pub struct Memory {
     start: NonNull<u8>,
     len: usize,
     writable: bool,
+    /// The region that `start` is in, and where.
+    place: Option<(RegionId, usize)>,
     /// Never read. Keeps the bytes alive.
     owner: Arc<dyn Any + Send + Sync>,
 }
@@ -43,7 +47,21 @@ impl Memory {
         writable: bool,
         owner: Arc<dyn Any + Send + Sync>,
     ) -> Self {
-        Self { start, len, writable, owner }
+        Self { start, len, writable, place: None, owner }
+    }
+
+    /// Names the place of the first byte in its region. Only [`Region`](super::Region) knows it.
+    pub(super) fn in_region(mut self, region: RegionId, offset: usize) -> Self {
+        self.place = Some((region, offset));
+        self
+    }
+
+    /// Where in which region it is; `None` if it is in none. Whatever knows a region, such as another process, a ring or
+    /// a GPU, can be given these numbers instead of an address.
+    #[must_use]
+    pub fn region_range(&self) -> Option<RegionRange> {
+        let (region, offset) = self.place?;
+        Some(RegionRange { region, offset, len: self.len })
     }
 
     /// Takes ownership of bytes for reading. The bytes and `with` live until the last piece is dropped.
@@ -114,10 +132,12 @@ impl Memory {
             start: self.start,
             len,
             writable: self.writable,
+            place: self.place,
             owner: Arc::clone(&self.owner),
         };
         // SAFETY: `len <= self.len`, so the new start is inside or one past the end of the same range.
         self.start = unsafe { self.start.add(len) };
+        self.place = self.place.map(|(region, offset)| (region, offset + len));
         self.len -= len;
         head
     }

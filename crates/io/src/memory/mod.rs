@@ -33,5 +33,5 @@ pub use self::claim::{Claim, Filled};
 pub use self::counters::Counters;
 pub use self::handle::{Lender, Memory, copy_pieces, lend};
 pub use self::page_alloc::{PageAllocator, PageBuffer, PageVec};
-pub use self::region::{Access, Region, Touch};
+pub use self::region::{Access, Region, RegionId, RegionRange, Touch};
 pub use self::sealed::SealedFile;

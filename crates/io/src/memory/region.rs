@@ -6,11 +6,13 @@
 //! 4. Nobody changes the size of a shared region while it is mapped, and nobody else writes it: a memory file is sealed
 //!    as soon as it is mapped, other files must belong to a user of their own.
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::fmt;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
@@ -42,8 +44,31 @@ pub enum Access {
     ReadWrite,
 }
 
+/// The name of a region in this process. No other region has it, not even later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RegionId(u64);
+
+impl RegionId {
+    fn next() -> Self {
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        Self(LAST.fetch_add(1, Ordering::Relaxed) + 1)
+    }
+}
+
+/// A range of a region, for whoever knows the region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RegionRange {
+    /// The region.
+    pub region: RegionId,
+    /// The first byte, from the region's start.
+    pub offset: usize,
+    /// Number of bytes.
+    pub len: usize,
+}
+
 /// One mapping. Shared by all claims of its ranges.
 pub struct Region {
+    id: RegionId,
     start: NonNull<u8>,
     bytes: usize,
     access: Access,
@@ -201,7 +226,8 @@ impl Region {
     fn of(start: *mut c_void, bytes: usize, access: Access, file: Option<OwnedFd>) -> Self {
         let start = NonNull::new(start.cast::<u8>()).expect("a mapping is never at address zero");
         let (process, claimed) = (Process::this(), Mutex::default());
-        let region = Self { start, bytes, access, process, file, is_lent: false, claimed };
+        let id = RegionId::next();
+        let region = Self { id, start, bytes, access, process, file, is_lent: false, claimed };
         // A fork would copy all of it if the device holds its pages, or share the pages under a running read: open(2)
         // warns of that. The child does not need them.
         region.advise(Advice::LinuxDontFork);
@@ -240,6 +266,12 @@ impl Region {
         self.file.as_ref().expect("a region that others can map has a file")
     }
 
+    /// Its name.
+    #[must_use]
+    pub fn id(&self) -> RegionId {
+        self.id
+    }
+
     /// Its size.
     #[must_use]
     pub fn bytes(&self) -> usize {
@@ -247,7 +279,8 @@ impl Region {
     }
 
     /// Address and length.
-    pub(crate) fn range(&self) -> (usize, usize) {
+    #[must_use]
+    pub fn range(&self) -> (usize, usize) {
         (self.start.as_ptr() as usize, self.bytes)
     }
 
@@ -277,16 +310,37 @@ impl Region {
         unsafe { self.start.add(offset) }
     }
 
-    /// Begins a claim of `len` bytes at `offset`, and returns their address.
+    /// The `len` bytes at `offset`, which `owner` keeps mapped.
+    ///
+    /// # Panics
+    ///
+    /// If they are not inside the region.
+    ///
+    /// # Safety
+    ///
+    /// As of [`Memory::from_raw`]: `owner` holds the region and whatever gives the caller access to these bytes.
+    pub(super) unsafe fn memory(
+        &self,
+        offset: usize,
+        len: usize,
+        writable: bool,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> Memory {
+        let start = self.part(offset, len);
+        // SAFETY: `part` is inside the mapping; the rest is the caller's promise.
+        unsafe { Memory::from_raw(start, len, writable, owner) }.in_region(self.id, offset)
+    }
+
+    /// Begins a claim of `len` bytes at `offset`.
     ///
     /// # Panics
     ///
     /// If one of the bytes is claimed already (invariant 1), if they are not inside the region, if this process may
     /// only read it, or in a forked child.
-    pub(super) fn begin_claim(&self, offset: usize, len: usize) -> NonNull<u8> {
+    pub(super) fn begin_claim(&self, offset: usize, len: usize) {
         assert!(self.is_here(), "a forked child has no region (invariant 3)");
         assert_eq!(self.access, Access::ReadWrite, "another process writes this region");
-        let start = self.part(offset, len);
+        let _ = self.part(offset, len);
         let mut claimed = self.claimed.lock();
         let before = claimed.range(..=offset).next_back();
         let after = claimed.range(offset..).next();
@@ -294,7 +348,6 @@ impl Region {
             && after.is_none_or(|(start, _)| offset + len <= *start);
         assert!(is_free, "{len} bytes at {offset} are claimed already (invariant 1)");
         claimed.insert(offset, offset + len);
-        start
     }
 
     /// Copies bytes at `offset` that another process may be writing. The caller must find out afterwards whether it

@@ -5,7 +5,7 @@ use std::ptr::with_exposed_provenance_mut;
 
 use io_uring::{IoUring, Probe, opcode};
 
-use crate::{BufferPool, Memory};
+use crate::{BufferPool, Memory, RegionId};
 
 /// The kernel takes at most 1 GiB as one registered buffer.
 const CHUNK_BYTES: usize = 1 << 30;
@@ -72,14 +72,14 @@ pub(super) fn check_doorbell(result: i32) -> io::Result<()> {
 /// The pool's arena as registered with a ring, so that the kernel need not pin its pages for each request.
 #[derive(Debug)]
 pub(super) struct RegisteredBuffers {
-    start: usize,
+    region: RegionId,
     bytes: usize,
 }
 
 impl RegisteredBuffers {
     /// `None` if the kernel refuses. For an ordinary user the limit on locked memory is the usual reason.
     pub(super) fn register(ring: &IoUring, pool: &BufferPool) -> Option<Self> {
-        let (start, bytes) = pool.address_range();
+        let (start, bytes) = pool.region().range();
         let chunk = |at: usize| libc::iovec {
             iov_base: with_exposed_provenance_mut(start + at),
             iov_len: CHUNK_BYTES.min(bytes - at),
@@ -87,7 +87,7 @@ impl RegisteredBuffers {
         let chunks: Vec<libc::iovec> = (0..bytes).step_by(CHUNK_BYTES).map(chunk).collect();
         // SAFETY: the arena is mapped and stays mapped while registered: the ring's owner holds the pool.
         match unsafe { ring.submitter().register_buffers(&chunks) } {
-            Ok(()) => Some(Self { start, bytes }),
+            Ok(()) => Some(Self { region: pool.region().id(), bytes }),
             Err(error) => {
                 tracing::debug!(%error, bytes, "cannot register staging memory with io_uring; using it unregistered");
                 None
@@ -97,8 +97,9 @@ impl RegisteredBuffers {
 
     /// The index of the registered buffer that contains all of `memory`.
     pub(super) fn index_of(&self, memory: &Memory) -> Option<u16> {
-        let first = memory.address().checked_sub(self.start)?;
-        let last = first + memory.len().checked_sub(1)?;
+        let range = memory.region_range().filter(|range| range.region == self.region)?;
+        let first = range.offset;
+        let last = first + range.len.checked_sub(1)?;
         let inside = last < self.bytes && first / CHUNK_BYTES == last / CHUNK_BYTES;
         inside.then(|| u16::try_from(first / CHUNK_BYTES).ok()).flatten()
     }
@@ -111,14 +112,16 @@ mod tests {
     #[test]
     fn only_memory_entirely_inside_the_arena_counts_as_registered() {
         let pool = BufferPool::new(16 << 20, 1 << 20).unwrap();
-        let (start, bytes) = pool.address_range();
-        let registered = RegisteredBuffers { start, bytes: bytes / 2 };
+        let (start, bytes) = pool.region().range();
+        let registered = RegisteredBuffers { region: pool.region().id(), bytes: bytes / 2 };
         let mut taken = Vec::new();
         while let Some(memory) = pool.try_take(1 << 20) {
             let inside = memory.address() + memory.len() <= start + bytes / 2;
             assert_eq!(registered.index_of(&memory), inside.then_some(0));
             taken.push(memory);
         }
+        let other = BufferPool::new(16 << 20, 1 << 20).unwrap().try_take(1 << 20).unwrap();
+        assert_eq!(registered.index_of(&other), None);
         let mut outside = [0_u8; 16];
         crate::lend(|lender| {
             assert_eq!(registered.index_of(&lender.exclusive(&mut outside)), None);
