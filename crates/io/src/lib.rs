@@ -1,5 +1,5 @@
 //! The only crate that touches files: memory that a device may read and write, the [`Device`] trait, and its two
-//! engines.
+//! engines. It also starts all threads: those of lanes of jobs, and those of work that repeats.
 //!
 //! 1. Memory belongs to exactly one side at a time: the caller, or the device between submit and completion.
 //! 2. Every completion has its byte count checked. A short transfer is an error, never a success.
@@ -12,6 +12,7 @@ mod directory;
 mod engine;
 mod error;
 mod file_limit;
+mod jobs;
 mod line_queue;
 mod memory;
 mod process;
@@ -30,6 +31,7 @@ pub use directory::{
 pub use engine::CallRing;
 pub use error::IoError;
 pub use file_limit::allow_open_files;
+pub use jobs::{Duty, Executor, JobLane, JobPlace, NextStep, Periodic};
 pub use line_queue::{LineQueue, flush_lines};
 pub use memory::{
     Access, Backing, BufferPool, Claim, Counters, Filled, Lender, Memory, PageAllocator,
