@@ -1,8 +1,11 @@
 //! A directory of a mounted file system as a [`Tier`]: a folder for each writer, a file for each object.
 //!
-//! 1. Every access to the file system runs on a thread of the pool, never on the caller's.
-//! 2. Every call gets one reply, and every request one completion, even if the job panics or is refused.
-//! 3. Before an object is published, and when the lists of removals or the writers are listed, the path is compared
+//! 1. Every access to the file system runs on a thread of a lane, never on the caller's. Reads have their own lane, so
+//!    writes that hang leave all of its threads to reads.
+//! 2. Every call gets one reply, and every request one completion, even if the job panics, is refused or is late.
+//! 3. Dropping the tier refuses what is queued, and waits a bounded time for calls under way. One that hangs is left
+//!    behind.
+//! 4. Before an object is published, and when the lists of removals or the writers are listed, the path is compared
 //!    with the open directory. So nothing is published to a directory that others do not see any more, and no catalog
 //!    without its pack.
 
@@ -11,15 +14,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crossbeam_channel::bounded;
 use dalsegno_core::{Clock, Deadline};
 use dalsegno_io::{
-    FileId, FolderEntry, Geometry, IoError, Memory, Request, SharedDirectory, Source, Space,
+    Executor, FileId, FolderEntry, Geometry, IoError, JobLane, Memory, Request, SharedDirectory,
+    Source, Space,
 };
 
 use super::file_names::FileNames;
 use super::late_directory::{LateDirectory, LocationPath, OpenDirectory};
-use super::workers::{CLOSE_TIMEOUT, Job, Lane, PoolBounds, WorkerPool};
 use super::written_packs::WrittenPacks;
 use super::{Ask, Listed, Tier, TierFacts};
 use crate::names::{Object, ObjectName, REMOVALS_FOLDER, WriterId};
@@ -29,6 +31,9 @@ const MAX_WORKERS: u32 = 64;
 
 /// How long opening waits for the file system.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How long dropping the tier waits for calls under way.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How to open a [`DirectoryTier`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +58,11 @@ pub struct DirectoryTier {
     workers: u32,
     written: Arc<WrittenPacks>,
     files: FileNames,
-    pool: WorkerPool,
+    clock: Arc<dyn Clock>,
+    /// Reads of parts of objects, which an engine may wait for.
+    reads: JobLane,
+    /// Everything else.
+    others: JobLane,
 }
 
 impl DirectoryTier {
@@ -101,17 +110,17 @@ impl DirectoryTier {
         let DirectoryTierOptions { workers, queue } = options;
         assert!((1..=MAX_WORKERS).contains(&workers), "{workers} workers are out of range");
         assert!(queue > 0, "the queue has no space");
-        let bounds = PoolBounds { workers, queue, close_timeout: CLOSE_TIMEOUT };
-        let (directory, files) = (Arc::new(directory), FileNames::default());
-        let pool = WorkerPool::new(bounds, clock);
-        let (of_tier, written) = (Arc::clone(&directory), Arc::default());
-        let tier = Self { directory: of_tier, workers, written, files, pool };
-        let (reply, opened) = bounded(1);
-        let work = move |permission: Result<(), IoError>| {
-            // The caller may have left.
-            drop(reply.send(permission.and_then(|()| directory.get().map(drop))));
+        let lane = || {
+            JobLane::start("dalsegno-far", Executor::Threads, workers, queue).map_err(|source| {
+                let file = "a thread for far locations".to_owned();
+                IoError::Os { operation: "start", file, source }
+            })
         };
-        tier.pool.submit(Lane::Other, Job::new(Deadline::Never, work));
+        let (reads, others) = (lane()?, lane()?);
+        let (directory, files) = (Arc::new(directory), FileNames::default());
+        let (of_tier, written) = (Arc::clone(&directory), Arc::default());
+        let tier = Self { directory: of_tier, workers, written, files, clock, reads, others };
+        let opened = tier.others.keep_place(None)?.ask(move || directory.get().map(drop));
         if let Ok(result) = opened.recv_timeout(OPEN_TIMEOUT) {
             result?;
         } else {
@@ -120,7 +129,26 @@ impl DirectoryTier {
         Ok(tier)
     }
 
-    /// Runs a call on a thread of the pool, and answers it. It uses the directory that is open.
+    /// Queues a call; never waits. `work` is called exactly once: with permission, or with the reason why it may not
+    /// run.
+    fn queue(
+        &self,
+        lane: &JobLane,
+        deadline: Deadline,
+        work: impl FnOnce(Result<(), IoError>) + Send + 'static,
+    ) {
+        let place = match lane.keep_place(Some(Duration::ZERO)) {
+            Ok(place) => place,
+            Err(refused) => return work(Err(refused)),
+        };
+        let clock = Arc::clone(&self.clock);
+        place.start(move |permission| {
+            let is_late = deadline.is_bounded() && deadline.expired(clock.now());
+            work(if is_late { permission.and(Err(IoError::Deadline)) } else { permission });
+        });
+    }
+
+    /// Runs a call on a thread, and answers it. It uses the directory that is open.
     fn answer<T: Send + 'static>(
         &self,
         ask: Ask<T>,
@@ -157,7 +185,20 @@ impl DirectoryTier {
             };
             ask.answer(result);
         };
-        self.pool.submit(Lane::Other, Job::new(deadline, work));
+        self.queue(&self.others, deadline, work);
+    }
+}
+
+impl Drop for DirectoryTier {
+    fn drop(&mut self) {
+        let deadline = Deadline::At(self.clock.now().after(CLOSE_TIMEOUT));
+        let lanes = [&self.reads, &self.others];
+        for lane in lanes {
+            lane.abort();
+        }
+        for lane in lanes {
+            lane.join(deadline.remaining(self.clock.now()).unwrap_or_default());
+        }
     }
 }
 
@@ -188,7 +229,7 @@ impl Source for DirectoryTier {
                 },
                 Err(error) => request.complete(Err(error)),
             };
-            self.pool.submit(Lane::Reads, Job::new(deadline, work));
+            self.queue(&self.reads, deadline, work);
         }
     }
 
@@ -221,7 +262,7 @@ impl Tier for DirectoryTier {
                 directory.close(&name.folder(), &name.file());
             }
         };
-        self.pool.submit(Lane::Other, Job::new(Deadline::Never, work));
+        self.queue(&self.others, Deadline::Never, work);
     }
 
     fn publish(&self, name: ObjectName, bytes: Vec<Memory>, ask: Ask<()>) {
@@ -314,55 +355,4 @@ impl Tier for DirectoryTier {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crossbeam_channel::Receiver;
-    use dalsegno_io::SystemClock;
-
-    use crate::replies::wait_for;
-    use crate::tier::TierState;
-
-    const LIMIT: Duration = Duration::from_secs(60);
-
-    /// A tier whose directory is opened when the test drops the other end of `held`.
-    fn held_tier(path: &Path, held: Receiver<()>) -> Result<DirectoryTier, IoError> {
-        let of_opener = path.to_owned();
-        let open = move || {
-            assert!(held.recv().is_err());
-            SharedDirectory::open(&of_opener)
-        };
-        let directory = LateDirectory::with(LocationPath::of(path), Box::new(open));
-        let options = DirectoryTierOptions { workers: 4, queue: 64 };
-        DirectoryTier::open_late(directory, options, Arc::new(SystemClock::new()))
-    }
-
-    #[test]
-    fn a_file_system_that_hangs_delays_an_open_for_a_second_and_is_used_when_it_responds() {
-        let dir = tempfile::tempdir().unwrap();
-        let (release, held) = bounded(0);
-        let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
-        let began = clock.now();
-        let tier = held_tier(dir.path(), held).unwrap();
-        let took = clock.now().since(began);
-        assert!((OPEN_TIMEOUT..LIMIT).contains(&took), "{took:?}");
-        assert_eq!(tier.facts().state, TierState::Opening);
-        let error = wait_for(&clock, LIMIT, |ask| tier.space(ask)).unwrap_err();
-        assert!(error.to_string().contains("does not respond"), "{error}");
-        drop(release);
-        let until = Deadline::At(clock.now().after(LIMIT));
-        while wait_for(&clock, LIMIT, |ask| tier.space(ask)).is_err() {
-            assert!(!until.expired(clock.now()), "the directory is never opened");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        assert_eq!(tier.facts().state, TierState::Open);
-    }
-
-    #[test]
-    fn a_directory_that_is_missing_is_an_error_of_the_open() {
-        let dir = tempfile::tempdir().unwrap();
-        let missing = dir.path().join("missing");
-        let options = DirectoryTierOptions::default();
-        let error = DirectoryTier::open(&missing, options, Arc::new(SystemClock::new()));
-        assert!(error.unwrap_err().is_not_found());
-    }
-}
+mod tests;

@@ -8,7 +8,6 @@ mod directory;
 mod file_names;
 mod late_directory;
 mod memory;
-mod workers;
 mod written_packs;
 
 use std::time::Duration;
