@@ -67,12 +67,12 @@ pub use write::register::RegisterOptions;
 
 /// What tests and simulations use in addition: a store of their own parts, and the rules of its background work.
 pub mod testing {
+    pub use dalsegno_io::Executor;
     pub use dalsegno_policy::merging::MergeRules;
 
     pub use crate::api::test_access::{HeldSpace, applied, hold_space, step_far};
     pub use crate::background::scrubber::ScrubRules;
     pub use crate::far_work::lanes::FarStep;
-    pub use crate::jobs::helper::Executor;
     pub use crate::open::assemble::{Parts, Tiers};
     pub use crate::tuning::tuner::Tuner;
 }

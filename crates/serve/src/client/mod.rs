@@ -33,7 +33,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use dalsegno_core::{ChainHash, ErrorKind, Namespace, NamespaceId, Result, StoreId};
-use dalsegno_io::SystemClock;
+use dalsegno_io::{Executor, SystemClock};
 use dalsegno_store::{
     Direction, GetReport, LayerSpan, LayerWriter, Located, Memory, Outcome, Put, PutOutcome,
     PutReport, RegisterOptions, Scope, Terms, Transfer, TransferLanes, absolute, no_thread,
@@ -73,7 +73,7 @@ impl Client {
         // The client connects again and again, wherever the process works then.
         let socket = &absolute(socket)?;
         let clock = SystemClock::new();
-        let lanes = TransferLanes::of_threads(LANES.0, LANES.1).map_err(no_thread)?;
+        let lanes = TransferLanes::start(Executor::Threads, LANES.0, LANES.1).map_err(no_thread)?;
         let parts = Parts {
             link: Link::start(socket, clock)?,
             lanes,

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use dalsegno_core::{ChainHash, Extent, NamespaceId};
 use dalsegno_extent::{Call, Cause};
 use dalsegno_index::Unread;
-use dalsegno_io::{IoError, Memory, WaitLimit, lend};
+use dalsegno_io::{IoError, Memory, StopSignal, WaitLimit, lend};
 use dalsegno_log::{Append, Appended, LogError, Payload, SpaceUse};
 use dalsegno_policy::merging::{Due, MergeRules, Piece, choose, fresh_and_moved};
 
@@ -27,8 +27,6 @@ use crate::background::rows::{Spot, follows, most_blocks, part_of};
 use crate::background::space::SpaceLane;
 use crate::counters::{MergeCounters, add};
 use crate::engine::Engine;
-use crate::jobs::helper::NoTask;
-use crate::jobs::task_queue::TaskQueue;
 use crate::read::quarantine::quarantine;
 
 /// Most extents of a lineage that are looked at.
@@ -89,7 +87,7 @@ pub(crate) struct Merge<'a> {
     pub(crate) space: &'a SpaceLane,
     pub(crate) rules: &'a MergeRules,
     /// Says whether the store is being closed.
-    pub(crate) queue: &'a TaskQueue<NoTask>,
+    pub(crate) stop: &'a StopSignal,
 }
 
 impl Merge<'_> {
@@ -236,7 +234,7 @@ impl Merge<'_> {
         if self.engine.front.reads.is_busy() {
             add(&self.engine.counters.merging.deferrals, 1);
         }
-        if self.engine.front.reads.yield_to_reads(|| self.queue.is_closed()) {
+        if self.engine.front.reads.yield_to_reads(|| self.stop.is_set()) {
             Ok(())
         } else {
             Err(LogError::Io(IoError::Closed).into())

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{Extent, Result};
+use dalsegno_io::{Duty, Executor, NextStep, Periodic, StopSignal};
 use dalsegno_policy::merging::{Due, MergeRules};
 
 use crate::background::copy::RowBuffer;
@@ -16,8 +17,6 @@ use crate::background::merge_row::Merge;
 use crate::background::space::SpaceLane;
 use crate::engine::Engine;
 use crate::error::no_thread;
-use crate::jobs::helper::{Duty, Executor, Helper, NoTask};
-use crate::jobs::task_queue::{Next, TaskQueue};
 
 /// Merges small extents.
 #[derive(Debug)]
@@ -29,7 +28,7 @@ pub(crate) struct Merger {
 #[derive(Debug)]
 struct RunningMerger {
     board: Arc<MergeBoard>,
-    helper: Helper<MergeDuty>,
+    helper: Periodic<MergeDuty>,
 }
 
 #[derive(Debug)]
@@ -53,8 +52,8 @@ impl Merger {
         };
         let (buffer, of_duty) = (RowBuffer::default(), Arc::clone(&board));
         let duty = MergeDuty { engine, space, board: of_duty, buffer, executor };
-        let first = Next::After(Duration::ZERO);
-        let helper = Helper::start("dalsegno-merge", executor, duty, first).map_err(no_thread)?;
+        let first = NextStep::After(Duration::ZERO);
+        let helper = Periodic::start("dalsegno-merge", executor, duty, first).map_err(no_thread)?;
         Ok(Self { running: Some(RunningMerger { board, helper }) })
     }
 
@@ -88,23 +87,17 @@ impl Merger {
 }
 
 impl Duty for MergeDuty {
-    type Task = NoTask;
-
-    fn run(&mut self, task: NoTask) {
-        match task {}
-    }
-
-    fn step(&mut self, queue: &TaskQueue<NoTask>) -> Next {
+    fn step(&mut self, stop: &StopSignal) -> NextStep {
         let engine = &self.engine;
         match self.board.next_task(engine.clock.now(), engine.limits.segment_bytes) {
-            MergeTask::Stop => return Next::Never,
+            MergeTask::Stop => return NextStep::Never,
             MergeTask::Wait(wait) => {
                 if wait >= PERIOD {
                     self.buffer = RowBuffer::default();
                 }
-                return Next::After(wait);
+                return NextStep::After(wait);
             }
-            MergeTask::Merge(due) => self.merge_lineage(&due, queue),
+            MergeTask::Merge(due) => self.merge_lineage(&due, stop),
             MergeTask::Recycle => self.space.recycle_dead(),
             MergeTask::Walk => {
                 let most_extents = self.board.rules().most_extents;
@@ -113,17 +106,17 @@ impl Duty for MergeDuty {
                 self.board.walked(walk, found, engine.clock.now());
             }
         }
-        Next::After(Duration::ZERO)
+        NextStep::After(Duration::ZERO)
     }
 }
 
 impl MergeDuty {
     /// Merges the extents of a lineage that are due, as far as the rate allows.
-    fn merge_lineage(&mut self, due: &Due, queue: &TaskQueue<NoTask>) {
+    fn merge_lineage(&mut self, due: &Due, stop: &StopSignal) {
         let (engine, rules) = (&self.engine, self.board.rules());
         loop {
             let spare_bytes = self.board.spare_bytes();
-            let merge = Merge { engine, space: &self.space, rules, queue };
+            let merge = Merge { engine, space: &self.space, rules, stop };
             match merge.next_of(due, spare_bytes, &mut self.buffer) {
                 Ok(Some(merged)) => {
                     let budget = self.board.merged(merged, engine.clock.now());

@@ -8,19 +8,18 @@
 //! 4. Scrubbing is no use: it changes neither what is evicted nor what DRAM holds.
 //! 5. Without a thread nothing is scrubbed: a get checks the same.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{ChainHash, Extent, NamespaceId, Nanos, Result};
-use dalsegno_io::WaitLimit;
+use dalsegno_io::{Duty, Executor, NextStep, Periodic, StopSignal, WaitLimit};
 use dalsegno_policy::merging::Bucket;
 
 use crate::background::copy::{RowBuffer, blocks_at_once, damaged_of, read_blocks, visible_blocks};
 use crate::counters::add;
 use crate::engine::Engine;
 use crate::error::no_thread;
-use crate::jobs::helper::{Duty, Executor, Helper, NoTask};
-use crate::jobs::task_queue::{Next, TaskQueue};
 use crate::read::quarantine::quarantine;
 
 /// Extents that are requested from the index at a time.
@@ -47,7 +46,7 @@ impl Default for ScrubRules {
 #[derive(Debug)]
 pub(crate) struct Scrubber {
     /// None where nothing is scrubbed.
-    helper: Option<Helper<ScrubDuty>>,
+    helper: Option<Periodic<ScrubDuty>>,
 }
 
 /// Where the next extent is looked for.
@@ -59,6 +58,8 @@ struct ScrubDuty {
     engine: Arc<Engine>,
     rules: ScrubRules,
     from: Place,
+    /// Extents that the index returned from there on.
+    ahead: VecDeque<Arc<Extent>>,
     began: Nanos,
     bucket: Bucket,
     buffer: RowBuffer,
@@ -79,11 +80,12 @@ impl Scrubber {
             engine,
             rules,
             from: Place::default(),
+            ahead: VecDeque::new(),
             bucket: Bucket::new(bytes_per_s),
             buffer: RowBuffer::default(),
         };
-        let first = Next::After(Duration::ZERO);
-        let helper = Helper::start("dalsegno-scrub", executor, duty, first).map_err(no_thread)?;
+        let first = NextStep::After(Duration::ZERO);
+        let helper = Periodic::start("dalsegno-scrub", executor, duty, first).map_err(no_thread)?;
         Ok(Self { helper: Some(helper) })
     }
 
@@ -97,53 +99,48 @@ impl Scrubber {
 }
 
 impl Duty for ScrubDuty {
-    type Task = NoTask;
-
-    fn run(&mut self, task: NoTask) {
-        match task {}
-    }
-
-    /// Reads the next extents, as far as the rate allows.
-    fn step(&mut self, queue: &TaskQueue<NoTask>) -> Next {
+    /// Reads the next extent, if the rate allows it.
+    fn step(&mut self, stop: &StopSignal) -> NextStep {
         let engine = Arc::clone(&self.engine);
         let now = engine.clock.now();
         let start = Place::default();
         if self.from == start && now < self.began {
-            return Next::After(PERIOD.min(self.began.since(now)));
+            return NextStep::After(PERIOD.min(self.began.since(now)));
         }
         if engine.device.is_suspended() {
-            return Next::After(PERIOD);
+            return NextStep::After(PERIOD);
         }
-        let extents = engine.index.scan(self.from, STEP);
-        for extent in &extents {
-            let wait = self.bucket.wait(engine.clock.now()).unwrap_or(PERIOD);
-            if !queue.sleep(wait) {
-                return Next::Never;
-            }
-            self.scrub_extent(&engine, extent, queue);
+        let wait = self.bucket.wait(now).unwrap_or(PERIOD);
+        if !wait.is_zero() {
+            return NextStep::After(wait);
+        }
+        if self.ahead.is_empty() {
+            self.ahead = engine.index.scan(self.from, STEP).into();
+        }
+        if let Some(extent) = self.ahead.pop_front() {
+            self.scrub_extent(&engine, &extent, stop);
             let next = extent.first_block_index.checked_add(1);
             self.from = next.map_or(start, |next| (extent.namespace, extent.lineage, next));
-        }
-        if extents.len() < STEP {
+        } else {
             add(&engine.counters.scrubbing.rounds, 1);
             self.from = start;
             self.began = self.began.after(self.rules.round).max(engine.clock.now());
             self.buffer = RowBuffer::default();
         }
-        Next::After(Duration::ZERO)
+        NextStep::After(Duration::ZERO)
     }
 }
 
 impl ScrubDuty {
     /// Checks one extent piece by piece.
-    fn scrub_extent(&mut self, engine: &Engine, extent: &Extent, queue: &TaskQueue<NoTask>) {
+    fn scrub_extent(&mut self, engine: &Engine, extent: &Extent, stop: &StopSignal) {
         // A header that was checked before may have gone bad too.
         engine.log.forget(extent.id);
         let block_bytes = usize::try_from(extent.layout.block_bytes()).expect("64-bit addresses");
         // If the index cannot be read now, another round checks the extent.
         let visible = visible_blocks(engine, &[extent]).unwrap_or_default();
         for spots in visible.chunks(blocks_at_once(block_bytes)) {
-            if !engine.front.reads.yield_to_reads(|| queue.is_closed()) {
+            if !engine.front.reads.yield_to_reads(|| stop.is_set()) {
                 return;
             }
             let bytes = self.buffer.of(spots.len() * block_bytes);

@@ -14,19 +14,21 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use dalsegno_core::{Deadline, MIN_SEGMENTS, Result};
 use dalsegno_extent::Call;
+use dalsegno_io::{Executor, JobLane};
 use dalsegno_log::{LogError, Reservation, SpaceUse};
 
 use crate::background::evict::{RECLAIM_ATTEMPTS, give_back, make_space, recycle_dead_segments};
 use crate::engine::Engine;
 use crate::error::no_thread;
-use crate::jobs::helper::{Answer, Executor, JobLane};
+use crate::jobs::calls::{Answer, run_blocking};
 
 /// Jobs that wait in a lane. A caller has at most one, and the index one. Callers that a hanging device made leave stay
 /// in the queue.
-pub(crate) const LANE_JOBS: u32 = 64;
+pub(crate) const LANE_JOBS: usize = 64;
 
 /// Frees space on a thread of its own.
 #[derive(Debug)]
@@ -54,7 +56,7 @@ impl Drop for OneAtATime {
 
 impl SpaceLane {
     pub(crate) fn start(engine: Arc<Engine>, executor: Executor) -> Result<Self> {
-        let lane = JobLane::start_lane("dalsegno-space", executor, 1, LANE_JOBS);
+        let lane = JobLane::start("dalsegno-space", executor, 1, LANE_JOBS);
         let lane = lane.map_err(no_thread)?;
         Ok(Self { engine, lane, is_giving_back: Arc::default() })
     }
@@ -69,14 +71,14 @@ impl SpaceLane {
     ///
     /// # Errors
     ///
-    /// As [`JobLane::run_blocking`].
+    /// As [`run_blocking`].
     pub(crate) fn run_blocking(
         &self,
         call: &Call,
         work: impl FnOnce(&Engine) -> Answer + Send + 'static,
     ) -> Answer {
         let engine = Arc::clone(&self.engine);
-        self.lane.run_blocking(call, self.engine.clock.as_ref(), move || work(&engine))
+        run_blocking(&self.lane, call, self.engine.clock.as_ref(), move || work(&engine))
     }
 
     /// Reserves space for `bytes` within the call's terms; frees some if there is not enough.
@@ -130,11 +132,13 @@ impl SpaceLane {
     /// Queues work whose end nobody waits for.
     fn spawn(&self, work: impl FnOnce(&Engine) -> Answer + Send + 'static) -> Answer {
         let engine = Arc::clone(&self.engine);
-        self.lane.spawn(move || {
-            if let Err(error) = work(&engine) {
+        self.lane.keep_place(Some(Duration::ZERO))?.start(move |permission| {
+            let done = permission.map_err(LogError::from).and_then(|()| work(&engine));
+            if let Err(error) = done {
                 tracing::debug!(%error, "a background job of the log failed");
             }
-        })
+        });
+        Ok(())
     }
 
     /// Lists new segments on disk, should the process be killed. Nobody waits for that.

@@ -8,11 +8,10 @@ use std::time::Duration;
 
 use dalsegno_core::Clock;
 use dalsegno_far::{CHECK_EVERY, Collector};
+use dalsegno_io::{Duty, NextStep, StopSignal};
 
 use crate::counters::add;
 use crate::far::tier::FarTier;
-use crate::jobs::helper::{Duty, NoTask};
-use crate::jobs::task_queue::{Next, TaskQueue};
 
 /// Pause between two steps in one folder.
 const STEP: Duration = Duration::from_secs(2);
@@ -34,22 +33,16 @@ impl CollectDuty {
 }
 
 impl Duty for CollectDuty {
-    type Task = NoTask;
-
-    fn run(&mut self, task: NoTask) {
-        match task {}
-    }
-
-    fn step(&mut self, queue: &TaskQueue<NoTask>) -> Next {
+    fn step(&mut self, stop: &StopSignal) -> NextStep {
         let before = self.collector.stats();
-        if let Err(error) = self.collector.step(&|| queue.is_closed()) {
+        if let Err(error) = self.collector.step(&|| stop.is_set()) {
             tracing::debug!(%error, "a dead store's folder is not removed; it is tried again later");
         }
         let now = self.collector.stats();
         let counters = &self.far.counters;
         add(&counters.collected_writers, now.writers - before.writers);
         add(&counters.collected_packs, now.packs - before.packs);
-        Next::After(if self.collector.is_working() { STEP } else { CHECK_EVERY })
+        NextStep::After(if self.collector.is_working() { STEP } else { CHECK_EVERY })
     }
 }
 
@@ -81,12 +74,11 @@ mod tests {
             pool: BufferPool::new(4 << 20, 1 << 20).unwrap(),
         }));
         let mut duty = CollectDuty::new(&far, &clock);
-        let queue = TaskQueue::new(0);
-        let mut step = || duty.step(&queue);
+        let mut step = || duty.step(&StopSignal::default());
         manual.advance(DEAD_AFTER);
-        assert_eq!(step(), Next::After(CHECK_EVERY));
+        assert_eq!(step(), NextStep::After(CHECK_EVERY));
         manual.advance(WATCHED);
-        assert_eq!([step(), step()], [Next::After(STEP), Next::After(CHECK_EVERY)]);
+        assert_eq!([step(), step()], [NextStep::After(STEP), NextStep::After(CHECK_EVERY)]);
         let stats = far.stats();
         assert_eq!((stats.collected_writers, stats.collected_packs), (1, 2));
         assert!(location.objects().is_empty());

@@ -13,14 +13,13 @@ use std::time::Duration;
 
 use dalsegno_core::{ChainHash, Clock, Namespace, NamespaceId, Nanos, Result};
 use dalsegno_far::{Follower, KEEP_REMOVALS, Polled, Removal, RemovalId};
+use dalsegno_io::{Duty, NextStep, StopSignal};
 
 use crate::counters::add;
 use crate::engine::Engine;
 use crate::far::removal_notes::RemovalNotes;
 use crate::far::tier::FarTier;
 use crate::far_work::freshness::{Freshness, FreshnessTest};
-use crate::jobs::helper::{Duty, NoTask};
-use crate::jobs::task_queue::{Next, TaskQueue};
 
 /// How often others' lists and catalogs are looked for.
 const POLL: Duration = Duration::from_secs(2);
@@ -62,15 +61,9 @@ struct OfNamespace {
 }
 
 impl Duty for FollowDuty {
-    type Task = NoTask;
-
-    fn run(&mut self, task: NoTask) {
-        match task {}
-    }
-
-    fn step(&mut self, _: &TaskQueue<NoTask>) -> Next {
+    fn step(&mut self, _: &StopSignal) -> NextStep {
         self.poll();
-        Next::After(POLL)
+        NextStep::After(POLL)
     }
 
     fn finish(&mut self) {

@@ -17,7 +17,7 @@ use dalsegno_extent::format::{NamespaceSector, SECTOR};
 use dalsegno_far::{
     CHECK_EVERY, EarlierFolders, EarlierSearch, Follower, Publisher, Refused, TierState, wait_for,
 };
-use dalsegno_io::IoError;
+use dalsegno_io::{Duty, Executor, IoError, NextStep, Periodic, StopSignal};
 
 use crate::counters::add;
 use crate::engine::Engine;
@@ -29,8 +29,6 @@ use crate::far_work::follow::{FollowDuty, RemovalsHere, RemoveHere};
 use crate::far_work::prefetch::PrefetchDuty;
 use crate::far_work::promote::PromoteDuty;
 use crate::far_work::removal_duty::RemovalDuty;
-use crate::jobs::helper::{Duty, Executor, Helper, NoTask};
-use crate::jobs::task_queue::{Next, TaskQueue};
 use crate::write::put::Writer;
 use crate::write::remove::PublishRemovals;
 
@@ -80,12 +78,12 @@ pub enum FarStep {
 #[derive(Debug)]
 pub(crate) struct FarLanes {
     far: Arc<FarTier>,
-    removals: Helper<RemovalDuty>,
-    publish: Helper<PublishDuty>,
-    follow: Helper<FollowDuty>,
-    promote: Helper<PromoteDuty>,
-    collect: Helper<CollectDuty>,
-    prefetch: Helper<PrefetchDuty>,
+    removals: Periodic<RemovalDuty>,
+    publish: Periodic<PublishDuty>,
+    follow: Periodic<FollowDuty>,
+    promote: Periodic<PromoteDuty>,
+    collect: Periodic<CollectDuty>,
+    prefetch: Periodic<PrefetchDuty>,
 }
 
 impl FarLanes {
@@ -94,7 +92,7 @@ impl FarLanes {
         clock: &Arc<dyn Clock>,
         (local, executor): (LocalStore, Executor),
     ) -> Result<Self> {
-        let first = Next::After(Duration::ZERO);
+        let first = NextStep::After(Duration::ZERO);
         let engine = || Weak::clone(&local.engine);
         let duty = PublishDuty {
             far: Arc::clone(far),
@@ -106,7 +104,7 @@ impl FarLanes {
             paused_until: clock.now(),
         };
         let publish =
-            Helper::start("dalsegno-far-put", executor, duty, first).map_err(no_thread)?;
+            Periodic::start("dalsegno-far-put", executor, duty, first).map_err(no_thread)?;
         let mut follower = Follower::new(
             Arc::clone(&far.tier),
             Arc::clone(&far.index),
@@ -119,19 +117,20 @@ impl FarLanes {
         let removals = RemovalsHere::new((far, notes), clock, engine(), Arc::clone(remove));
         let duty = FollowDuty::new(far, follower, removals);
         let follow =
-            Helper::start("dalsegno-far-poll", executor, duty, first).map_err(no_thread)?;
+            Periodic::start("dalsegno-far-poll", executor, duty, first).map_err(no_thread)?;
         let duty = PromoteDuty { far: Arc::clone(far), writer: local.writer };
         let promote =
-            Helper::start("dalsegno-far-copy", executor, duty, first).map_err(no_thread)?;
+            Periodic::start("dalsegno-far-copy", executor, duty, first).map_err(no_thread)?;
         let duty = PrefetchDuty::new(far, clock, (engine(), executor));
         let prefetch =
-            Helper::start("dalsegno-far-get", executor, duty, first).map_err(no_thread)?;
+            Periodic::start("dalsegno-far-get", executor, duty, first).map_err(no_thread)?;
         let duty = CollectDuty::new(far, clock);
-        let collect = Helper::start("dalsegno-far-gc", executor, duty, Next::After(CHECK_EVERY))
-            .map_err(no_thread)?;
+        let collect =
+            Periodic::start("dalsegno-far-gc", executor, duty, NextStep::After(CHECK_EVERY))
+                .map_err(no_thread)?;
         let duty = RemovalDuty { far: Arc::clone(far), notes: local.notes, engine: local.engine };
         let removals =
-            Helper::start("dalsegno-far-del", executor, duty, first).map_err(no_thread)?;
+            Periodic::start("dalsegno-far-del", executor, duty, first).map_err(no_thread)?;
         let far = Arc::clone(far);
         Ok(Self { far, removals, publish, follow, promote, collect, prefetch })
     }
@@ -281,11 +280,11 @@ impl PublishDuty {
     fn add_some(
         &mut self,
         publisher: &mut Publisher,
-        queue: &TaskQueue<NoTask>,
+        stop: &StopSignal,
     ) -> std::result::Result<bool, IoError> {
         for _ in 0..STEP_EXTENTS {
             match self.add_next(publisher)? {
-                Added::More if !queue.is_closed() => {}
+                Added::More if !stop.is_set() => {}
                 _ => return Ok(false),
             }
         }
@@ -317,13 +316,7 @@ impl PublishDuty {
 }
 
 impl Duty for PublishDuty {
-    type Task = NoTask;
-
-    fn run(&mut self, task: NoTask) {
-        match task {}
-    }
-
-    fn step(&mut self, queue: &TaskQueue<NoTask>) -> Next {
+    fn step(&mut self, stop: &StopSignal) -> NextStep {
         let far = Arc::clone(&self.far);
         let found = self.look_for_earlier();
         let mut publisher = far.publisher.lock();
@@ -342,7 +335,7 @@ impl Duty for PublishDuty {
             failed = self.beat(&mut publisher).err();
         }
         if self.clock.now() >= self.paused_until && failed.is_none() {
-            let added = self.add_some(&mut publisher, queue);
+            let added = self.add_some(&mut publisher, stop);
             let hangs = matches!(added, Err(IoError::Deadline));
             let kept_up = if hangs { Ok(()) } else { self.keep_up(&mut publisher) };
             is_behind = matches!(added, Ok(true));
@@ -353,9 +346,9 @@ impl Duty for PublishDuty {
         if let Some(error) = failed {
             tracing::warn!(%error, pause_s = PAUSE.as_secs(), "the far location fails; publishing pauses");
             self.paused_until = self.clock.now().after(PAUSE);
-            return Next::After(PAUSE);
+            return NextStep::After(PAUSE);
         }
-        Next::After(match (is_behind, writing) {
+        NextStep::After(match (is_behind, writing) {
             (true, _) => Duration::ZERO,
             (false, 0) => IDLE_STEP,
             (false, _) => BUSY_STEP,

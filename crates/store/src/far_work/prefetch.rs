@@ -8,12 +8,11 @@ use std::time::Duration;
 use dalsegno_core::{ChainHash, Clock, Deadline};
 use dalsegno_extent::{BlockRead, BlockTarget, Call};
 use dalsegno_far::{FarShape, FarWanted};
+use dalsegno_io::{Duty, Executor, NextStep, StopSignal};
 
 use crate::engine::Engine;
 use crate::far::prefetches::{PrefetchBatch, PrefetchResult};
 use crate::far::tier::FarTier;
-use crate::jobs::helper::{Duty, Executor, NoTask};
-use crate::jobs::task_queue::{Next, TaskQueue};
 use crate::read::lookup::lookup_limit;
 use crate::read::whereabouts::remove_unless_known;
 use crate::state::arena::ReservedPlace;
@@ -114,13 +113,7 @@ impl PrefetchDuty {
 }
 
 impl Duty for PrefetchDuty {
-    type Task = NoTask;
-
-    fn run(&mut self, task: NoTask) {
-        match task {}
-    }
-
-    fn step(&mut self, _: &TaskQueue<NoTask>) -> Next {
+    fn step(&mut self, _: &StopSignal) -> NextStep {
         let prefetches = &self.far.prefetches;
         let batch = prefetches.next(self.clock.now(), self.wait, |of| self.block_bytes(of));
         if let Some(batch) = batch {
@@ -128,6 +121,6 @@ impl Duty for PrefetchDuty {
             let result = self.read(&batch);
             prefetches.end(&batch, &result, (self.clock.now(), bytes));
         }
-        Next::After(Duration::ZERO)
+        NextStep::After(Duration::ZERO)
     }
 }

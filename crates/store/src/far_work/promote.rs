@@ -3,13 +3,11 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use dalsegno_io::Memory;
+use dalsegno_io::{Duty, Memory, NextStep, StopSignal};
 
 use crate::counters::add;
 use crate::far::promotions::{PromotedBlock, Promotion};
 use crate::far::tier::FarTier;
-use crate::jobs::helper::{Duty, NoTask};
-use crate::jobs::task_queue::{Next, TaskQueue};
 use crate::terms::Terms;
 use crate::write::put::{HeldBlock, PutOutcome, Writer};
 
@@ -25,13 +23,7 @@ pub(super) struct PromoteDuty {
 }
 
 impl Duty for PromoteDuty {
-    type Task = NoTask;
-
-    fn run(&mut self, task: NoTask) {
-        match task {}
-    }
-
-    fn step(&mut self, _: &TaskQueue<NoTask>) -> Next {
+    fn step(&mut self, _: &StopSignal) -> NextStep {
         for promotion in self.far.promotions.take() {
             let Some(writer) = self.writer.upgrade() else { break };
             let Promotion { namespace, chain, blocks, mark } = promotion;
@@ -49,6 +41,6 @@ impl Duty for PromoteDuty {
                 Err(error) => tracing::debug!(%error, "blocks not copied to the log"),
             }
         }
-        Next::After(STEP)
+        NextStep::After(STEP)
     }
 }

@@ -7,13 +7,12 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use dalsegno_io::{Duty, NextStep, StopSignal};
 use dalsegno_log::LogError;
 
 use crate::engine::Engine;
 use crate::far::removal_notes::{Incomplete, RemovalNotes};
 use crate::far::tier::FarTier;
-use crate::jobs::helper::{Duty, NoTask};
-use crate::jobs::task_queue::{Next, TaskQueue};
 
 /// Pause after a failure of the location, or of the store's own device.
 const PAUSE: Duration = Duration::from_secs(3);
@@ -53,13 +52,7 @@ impl RemovalDuty {
 }
 
 impl Duty for RemovalDuty {
-    type Task = NoTask;
-
-    fn run(&mut self, task: NoTask) {
-        match task {}
-    }
-
-    fn step(&mut self, _: &TaskQueue<NoTask>) -> Next {
+    fn step(&mut self, _: &StopSignal) -> NextStep {
         self.far.use_applied(&self.notes);
         let is_published = self.publish();
         // After the publication, because the device may hang.
@@ -68,9 +61,9 @@ impl Duty for RemovalDuty {
         self.far.use_applied(&self.notes);
         self.notes.end_unnamed(&stored);
         match (is_published && stored.is_ok(), self.notes.is_changed()) {
-            (false, _) => Next::After(PAUSE),
-            (true, true) => Next::After(Duration::ZERO),
-            (true, false) => Next::OnTask,
+            (false, _) => NextStep::After(PAUSE),
+            (true, true) => NextStep::After(Duration::ZERO),
+            (true, false) => NextStep::OnWake,
         }
     }
 

@@ -1,5 +1,4 @@
-//! Threads of a store, and the queues before them.
+//! Jobs of a store: those that a call waits for, and transfers.
 
-pub(crate) mod helper;
-pub(crate) mod task_queue;
+pub(crate) mod calls;
 pub(crate) mod transfers;

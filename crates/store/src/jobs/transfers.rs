@@ -14,12 +14,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{Clock, Deadline, Error, ErrorKind, Result};
-use dalsegno_io::Process;
+use dalsegno_io::{Executor, JobLane, Process};
 use parking_lot::{Condvar, Mutex};
 
 use crate::error::forked;
-use crate::jobs::helper::{Executor, Job, JobLane};
-use crate::jobs::task_queue::Refused;
 use crate::terms::{Cancel, Terms};
 
 type Callback = Box<dyn FnOnce() + Send>;
@@ -44,20 +42,14 @@ pub struct TransferLanes {
 }
 
 impl TransferLanes {
-    /// Starts `threads` threads for each direction, with a queue of `queue` transfers each.
-    pub(crate) fn start(executor: Executor, threads: u32, queue: u32) -> std::io::Result<Self> {
-        let lane = |name| JobLane::start_lane(name, executor, threads, queue);
-        Ok(Self { loads: lane("dalsegno-load")?, stores: lane("dalsegno-store")? })
-    }
-
-    /// Starts `threads` threads for each direction, with a queue of `queue` transfers each, for work that is not a
-    /// store's own.
+    /// A lane for each direction, with up to `threads` threads and a queue of `queue` transfers each.
     ///
     /// # Errors
     ///
-    /// The system's own if it refuses a thread.
-    pub fn of_threads(threads: u32, queue: u32) -> std::io::Result<Self> {
-        Self::start(Executor::Threads, threads, queue)
+    /// The system's own if it refuses the first thread of a direction.
+    pub fn start(executor: Executor, threads: u32, queue: u32) -> std::io::Result<Self> {
+        let lane = |name| JobLane::start(name, executor, threads, queue as usize);
+        Ok(Self { loads: lane("dalsegno-load")?, stores: lane("dalsegno-store")? })
     }
 
     /// Queues work; never waits. If the direction's queue is full, the transfer has ended with `refused`, and is
@@ -69,35 +61,27 @@ impl TransferLanes {
         refused: Result<T>,
         work: impl FnOnce(&Terms) -> Result<T> + Send + 'static,
     ) -> Transfer<T> {
+        let lane = match direction {
+            Direction::Load => &self.loads,
+            Direction::Store => &self.stores,
+        };
+        let Ok(place) = lane.keep_place(Some(Duration::ZERO)) else {
+            let throttled = Transfer::new(true);
+            throttled.shared.finish(refused);
+            return throttled;
+        };
         let transfer = Transfer::new(false);
         let terms = Terms { timeout, cancel: Some(transfer.cancel.clone()) };
         let clock = Arc::clone(clock);
         let submitted = clock.now();
         let mut ending = TransferEnd(Arc::clone(&transfer.shared), None);
-        let job: Job = Box::new(move || {
+        place.start(move |permission| {
             let waited = clock.now().since(submitted);
             let timeout = terms.timeout.map(|timeout| timeout.saturating_sub(waited));
-            ending.1 = Some(work(&Terms { timeout, ..terms }));
+            ending.1 = permission.ok().map(|()| work(&Terms { timeout, ..terms }));
             drop(ending);
         });
-        match self.submit(direction, job) {
-            Ok(()) => transfer,
-            Err(job) => {
-                drop(job);
-                let throttled = Transfer::new(true);
-                throttled.shared.finish(refused);
-                throttled
-            }
-        }
-    }
-
-    /// Queues a job, or gives it back.
-    fn submit(&self, direction: Direction, job: Job) -> std::result::Result<(), Job> {
-        let lane = match direction {
-            Direction::Load => &self.loads,
-            Direction::Store => &self.stores,
-        };
-        lane.submit(job, Some(Duration::ZERO)).map_err(Refused::into_task)
+        transfer
     }
 
     /// Accepts no more jobs and waits until the queued ones are done, at most until `deadline`.

@@ -17,8 +17,8 @@ use dalsegno_extent::format::{STORE_FILE, namespace_file};
 use dalsegno_far::{LocationPath, Removal, Tier, WriterId};
 use dalsegno_index::{Index, LsmIndex};
 use dalsegno_io::{
-    BufferPool, Device, DirectoryLock, DirectoryOptions, IoError, LocalDirectory, StopSignal,
-    SystemClock, allow_open_files,
+    BufferPool, Device, DirectoryLock, DirectoryOptions, Executor, IoError, JobLane,
+    LocalDirectory, StopSignal, SystemClock, allow_open_files,
 };
 use dalsegno_log::Log;
 use dalsegno_policy::merging::MergeRules;
@@ -34,7 +34,6 @@ use crate::far::removal_notes::RemovalNotes;
 use crate::far::tier::{FarParts, FarTier, staging_of, writer_id};
 use crate::far_work::follow::RemoveHere;
 use crate::far_work::lanes::{FarLanes, LocalStore};
-use crate::jobs::helper::{Executor, JobLane};
 use crate::jobs::transfers::TransferLanes;
 use crate::open::directory::{DirectoryReader, lock_error, refuse_forked};
 use crate::open::far_location::{far_location, open_far};
@@ -258,7 +257,7 @@ fn start_helpers(
     scrubbing: ScrubRules,
 ) -> Result<(OpenStore, TransferLanes)> {
     let (limits, clock) = (&engine.limits, Arc::clone(&engine.clock));
-    let records = JobLane::start_lane("dalsegno-record", executor, 1, LANE_JOBS);
+    let records = JobLane::start("dalsegno-record", executor, 1, LANE_JOBS);
     let records = Arc::new(records.map_err(no_thread)?);
     let space = Arc::new(SpaceLane::start(Arc::clone(&engine), executor)?);
     let (threads, queue) = (limits.transfer_threads, limits.transfer_queue);

@@ -14,12 +14,11 @@ use dalsegno_core::{
 use dalsegno_index::{
     Index, LsmIndex, LsmOptions, MemoryIndex, NOTES_FILE, index_number, lift_ancestors,
 };
-use dalsegno_io::{BufferPool, Device};
+use dalsegno_io::{BufferPool, Device, Executor};
 use dalsegno_log::{Log, LogOptions, Recovered, removals_of};
 
 use crate::counters::Counters;
 use crate::error::to_error;
-use crate::jobs::helper::Executor;
 use crate::open::fill_index::{fill_index, report_faults};
 
 /// Extents of one step of [`lift_all`].

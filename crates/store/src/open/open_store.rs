@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use dalsegno_core::Deadline;
-use dalsegno_io::Source;
+use dalsegno_io::{JobLane, Source};
 
 use crate::background::merger::Merger;
 use crate::background::scrubber::Scrubber;
@@ -13,7 +13,6 @@ use crate::background::space::SpaceLane;
 use crate::engine::Engine;
 use crate::far::stats::FarStats;
 use crate::far_work::lanes::FarLanes;
-use crate::jobs::helper::JobLane;
 use crate::stats::Stats;
 use crate::write::put::Writer;
 use crate::write::remove::{PublishRemovals, RemovalOrigin, Remover};

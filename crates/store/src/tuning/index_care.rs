@@ -14,13 +14,12 @@ use std::time::Duration;
 use dalsegno_core::{Clock, Result};
 use dalsegno_extent::Call;
 use dalsegno_index::{LsmIndex, Pace, Shortage};
+use dalsegno_io::{Duty, Executor, NextStep, Periodic, StopSignal};
 use dalsegno_log::{Log, OtherFiles};
 use dalsegno_policy::merging::Bucket;
 use parking_lot::{Condvar, Mutex};
 
 use crate::error::no_thread;
-use crate::jobs::helper::{Duty, Executor, Helper, NoTask};
-use crate::jobs::task_queue::{Next, TaskQueue};
 use crate::tuning::tuner::{IndexStats, Tuner};
 
 /// The thread looks after the index so often even if nobody wakes it.
@@ -39,7 +38,7 @@ pub(crate) struct IndexCare(Option<Maintenance>);
 #[derive(Debug)]
 struct Maintenance {
     index: Arc<MaintainedIndex>,
-    helper: Helper<IndexDuty>,
+    helper: Periodic<IndexDuty>,
 }
 
 /// An on-disk index, and what its maintenance shares with those who write to it.
@@ -98,8 +97,8 @@ impl IndexCare {
             let of = Arc::downgrade(&index);
             index.lsm.set_pace(Arc::new(CompactionPace { of, clock, bucket }));
         }
-        let (duty, first) = (IndexDuty(Arc::clone(&index)), Next::After(PERIOD));
-        let helper = Helper::start("dalsegno-index", executor, duty, first).map_err(no_thread)?;
+        let (duty, first) = (IndexDuty(Arc::clone(&index)), NextStep::After(PERIOD));
+        let helper = Periodic::start("dalsegno-index", executor, duty, first).map_err(no_thread)?;
         Ok(Self(Some(Maintenance { index, helper })))
     }
 
@@ -208,18 +207,12 @@ impl Drop for Maintenance {
 }
 
 impl Duty for IndexDuty {
-    type Task = NoTask;
-
-    fn run(&mut self, task: NoTask) {
-        match task {}
-    }
-
-    fn step(&mut self, _: &TaskQueue<NoTask>) -> Next {
+    fn step(&mut self, _: &StopSignal) -> NextStep {
         let Self(index) = self;
         index.round();
         index.progress.lock().is_stuck = index.lsm.is_stalled();
         index.changed.notify_all();
-        Next::After(PERIOD)
+        NextStep::After(PERIOD)
     }
 
     /// Flushes what is in memory.

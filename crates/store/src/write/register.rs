@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{Compression, Error, Namespace, Result, SECTOR_BYTES, format_bytes};
+use dalsegno_io::JobLane;
 use dalsegno_log::LogError;
 
 use crate::engine::Engine;
 use crate::error::to_error;
-use crate::jobs::helper::JobLane;
+use crate::jobs::calls::run_blocking;
 use crate::terms::Terms;
 
 /// How long registering a namespace waits for the device.
@@ -66,7 +67,7 @@ fn describe(
 ) -> Result<()> {
     let call = Terms::within(REGISTER_TIMEOUT).call(engine.clock.as_ref());
     let job_engine = Arc::clone(engine);
-    let described = records.run_blocking(&call, engine.clock.as_ref(), move || {
+    let described = run_blocking(records, &call, engine.clock.as_ref(), move || {
         let log = &job_engine.log;
         if !compression.is_plain() {
             log.store_files().allow_compression()?;

@@ -19,6 +19,7 @@ use dalsegno_core::{
 use dalsegno_extent::{Call, TransferError};
 use dalsegno_far::{Removal, RemovalId};
 use dalsegno_index::Scope;
+use dalsegno_io::JobLane;
 use dalsegno_log::{Log, LogError, Removals};
 
 use crate::background::evict::make_space;
@@ -27,7 +28,7 @@ use crate::counters::add;
 use crate::engine::Engine;
 use crate::error::to_error;
 use crate::far::removal_notes::{Incomplete, OwnRemoval};
-use crate::jobs::helper::{Answer, JobLane};
+use crate::jobs::calls::{Answer, keep_place};
 use crate::read::lookup::lookup_limit;
 use crate::read::whereabouts::Whereabouts;
 use crate::state::hidden_blocks::HidingRemoval;
@@ -71,7 +72,7 @@ impl Remover<'_> {
         let clock = self.engine.clock.as_ref();
         let call = terms.call(clock);
         let only_far = self.count_far(namespace, hashes.unwrap_or_default());
-        let place = self.records.keep_place(&call, clock).map_err(not_begun)?;
+        let place = keep_place(self.records, &call, clock).map_err(not_begun)?;
         let own = self.begin_own(namespace, hashes.unwrap_or_default())?;
         let id = own.as_ref().map(OwnRemoval::id);
         let parts: Vec<&[ChainHash]> = match hashes {
@@ -80,7 +81,7 @@ impl Remover<'_> {
         };
         let job = self.begin_here(namespace, &parts, own);
         let removed = Arc::clone(&job.removed);
-        let answer = place.start(move || job.run());
+        let answer = place.ask(move || job.run());
         let here = match call.receive(&answer, clock) {
             Ok(durable) => durable.map_err(not_durable),
             Err(late) => Err(not_awaited(late)),

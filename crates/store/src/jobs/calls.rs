@@ -1,0 +1,44 @@
+//! Jobs that a call waits for within its terms. What it leaves behind is still done.
+
+use dalsegno_core::Clock;
+use dalsegno_extent::Call;
+use dalsegno_io::{IoError, JobLane, JobPlace};
+use dalsegno_log::LogError;
+
+/// How a job ended.
+pub(crate) type Answer = Result<(), LogError>;
+
+/// Runs `work` in a lane and waits for its answer within the terms of `call`.
+///
+/// # Errors
+///
+/// The error of the work. [`LogError::Deadline`] or [`LogError::Cancelled`] if the call is over first: then the work
+/// goes on, unless it found no place in the queue and is dropped.
+pub(crate) fn run_blocking(
+    lane: &JobLane,
+    call: &Call,
+    clock: &dyn Clock,
+    work: impl FnOnce() -> Answer + Send + 'static,
+) -> Answer {
+    let answer = keep_place(lane, call, clock)?.ask(work);
+    call.receive(&answer, clock)?
+}
+
+/// Keeps a place in the queue of a lane; waits for it within the terms of `call`.
+///
+/// # Errors
+///
+/// [`LogError::Deadline`] or [`LogError::Cancelled`] if the call is over first, [`IoError::Closed`] if the lane is
+/// closed.
+pub(crate) fn keep_place<'a>(
+    lane: &'a JobLane,
+    call: &Call,
+    clock: &dyn Clock,
+) -> Result<JobPlace<'a>, LogError> {
+    loop {
+        match lane.keep_place(call.timeout(clock)?) {
+            Err(IoError::Busy) => {}
+            kept => return Ok(kept?),
+        }
+    }
+}
