@@ -16,6 +16,7 @@ mod layout;
 mod limits;
 mod namespace;
 mod shape;
+mod stopped;
 mod units;
 
 pub use choices::{Admission, DramAdmission, Durability, EngineChoice, FarWrite, IndexChoice};
@@ -30,6 +31,7 @@ pub use layout::{KvLayout, MAX_LAYERS, MAX_SLICE_BYTES};
 pub use limits::{Limits, SpaceFacts};
 pub use namespace::{Namespace, NamespaceBuilder};
 pub use shape::Shape;
+pub use stopped::Stopped;
 pub use units::{format_bytes, parse_bytes};
 
 /// Alignment of everything on a device, in bytes: offsets, lengths and buffers of direct I/O.

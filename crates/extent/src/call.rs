@@ -5,10 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
-use dalsegno_core::{Clock, Deadline};
+use dalsegno_core::{Clock, Deadline, Stopped};
 use dalsegno_io::{Class, IoError};
-
-use crate::error::TransferError;
 
 /// How often a wait checks whether its call was cancelled.
 pub(crate) const CANCEL_POLL: Duration = Duration::from_millis(10);
@@ -81,14 +79,14 @@ impl Call {
     ///
     /// # Errors
     ///
-    /// [`TransferError::Cancelled`] or [`TransferError::Deadline`] if the call ended.
-    pub fn timeout(&self, clock: &dyn Clock) -> Result<Option<Duration>, TransferError> {
+    /// [`Stopped::Cancelled`] or [`Stopped::Deadline`] if the call ended.
+    pub fn timeout(&self, clock: &dyn Clock) -> Result<Option<Duration>, Stopped> {
         if self.is_cancelled() {
-            return Err(TransferError::Cancelled);
+            return Err(Stopped::Cancelled);
         }
         let left = self.deadline.remaining(clock.now());
         if left.is_some_and(|left| left.is_zero()) {
-            return Err(TransferError::Deadline);
+            return Err(Stopped::Deadline);
         }
         let poll = self.cancel.as_ref().map(|_| CANCEL_POLL);
         Ok(left.into_iter().chain(poll).min())
@@ -99,7 +97,7 @@ impl Call {
     /// # Errors
     ///
     /// As [`Call::timeout`]; [`IoError::Closed`] if the sender is gone.
-    pub fn receive<T>(&self, values: &Receiver<T>, clock: &dyn Clock) -> Result<T, TransferError> {
+    pub fn receive<T>(&self, values: &Receiver<T>, clock: &dyn Clock) -> Result<T, IoError> {
         loop {
             if let Ok(value) = values.try_recv() {
                 return Ok(value);

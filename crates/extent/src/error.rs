@@ -1,23 +1,9 @@
-//! Why a transfer failed, and why a block is a miss.
+//! Why a block is a miss.
 
+use dalsegno_core::Stopped;
 use dalsegno_io::IoError;
-use thiserror::Error;
 
 use crate::format::FormatError;
-
-/// Why bytes of an extent were not moved.
-#[derive(Debug, Error)]
-pub enum TransferError {
-    /// The deadline passed first.
-    #[error("the deadline passed")]
-    Deadline,
-    /// The caller cancelled it.
-    #[error("the call was cancelled")]
-    Cancelled,
-    /// The device failed.
-    #[error(transparent)]
-    Io(#[from] IoError),
-}
 
 /// Why stored bytes are a miss. Each cause has a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -100,8 +86,7 @@ impl Cause {
     pub(crate) fn of_io(error: &IoError) -> Self {
         match error {
             IoError::Short { .. } => Self::Truncated,
-            IoError::Deadline => Self::Deadline,
-            IoError::Busy => Self::Throttled,
+            IoError::Stopped(stopped) => (*stopped).into(),
             IoError::Suspended => Self::Suspended,
             error if error.is_not_found() => Self::Recycled,
             IoError::Os { .. } | IoError::Closed => Self::Device,
@@ -112,6 +97,16 @@ impl Cause {
         match error {
             FormatError::Place(_) => Self::WrongPlace,
             _ => Self::Header,
+        }
+    }
+}
+
+impl From<Stopped> for Cause {
+    fn from(stopped: Stopped) -> Self {
+        match stopped {
+            Stopped::Deadline => Self::Deadline,
+            Stopped::Cancelled => Self::Cancelled,
+            Stopped::Busy => Self::Throttled,
         }
     }
 }

@@ -23,7 +23,7 @@ pub use call::{Call, Cancel};
 pub use compress::{
     CodecPool, CompressedExtent, CompressionBudget, Compressor, UnitCodec, read_stored,
 };
-pub use error::{Cause, TransferError};
+pub use error::Cause;
 pub use format::NewExtent;
 pub use read::{
     BlockOutcome, BlockRead, BlockTarget, BlocksRead, ExtentRead, ExtentTables, HeaderCache,

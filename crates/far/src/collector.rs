@@ -132,7 +132,7 @@ impl Collector {
         let Some(mut folder) = self.work.take() else {
             let next = self.check_next();
             // A writer that cannot be looked at keeps no list.
-            let hangs = matches!(next, Err(IoError::Deadline));
+            let hangs = next.as_ref().is_err_and(IoError::is_late);
             let removed = if hangs { Ok(0) } else { self.lists.remove_some(is_closing) };
             self.work = next?;
             self.stats.lists += removed?;

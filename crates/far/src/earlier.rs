@@ -297,7 +297,7 @@ impl EarlierOpens {
 
 /// Whether a location goes on with other names after this error.
 fn unless_it_hangs(error: IoError) -> Result<(), IoError> {
-    if matches!(error, IoError::Deadline) { Err(error) } else { Ok(()) }
+    if error.is_late() { Err(error) } else { Ok(()) }
 }
 
 fn pack_in(listed: &Listed) -> Option<(u64, u64)> {

@@ -60,7 +60,7 @@ impl ExpiredLists {
                 Ok(Some(again)) => again,
                 // Another store was faster.
                 Err(error) if error.is_not_found() => continue,
-                Err(error @ IoError::Deadline) => return Err(error),
+                Err(error) if error.is_late() => return Err(error),
                 Err(error) => {
                     tracing::warn!(%name, %error, "a list that may have expired is tried again in an hour");
                     AGAIN

@@ -53,7 +53,7 @@ impl<K: Ord + Copy + Display> Leaving<K> {
             };
             self.0.insert(name, now.after(AGAIN));
             failures += 1;
-            if matches!(error, IoError::Deadline) || failures == MOST_FAILURES {
+            if error.is_late() || failures == MOST_FAILURES {
                 return Err(error);
             }
             tracing::warn!(%error, number = %name, "not removed from the far location; it is tried again in a minute");

@@ -174,7 +174,7 @@ impl OwnFolder {
         for beat in old {
             match self.remove(Object::Beat(beat)) {
                 Ok(()) => drop(self.beats.remove(&beat)),
-                Err(error @ IoError::Deadline) => return Err(error),
+                Err(error) if error.is_late() => return Err(error),
                 // The newest one counts.
                 Err(error) => tracing::warn!(%error, beat, "an old sign of life is not removed"),
             }

@@ -83,7 +83,7 @@ impl Polled {
 
     /// Whether the location hangs, so that the poll ends.
     pub(crate) fn hangs(&self) -> bool {
-        matches!(self.failure, Some(IoError::Deadline))
+        self.failure.as_ref().is_some_and(IoError::is_late)
     }
 }
 

@@ -415,7 +415,7 @@ impl Publisher {
     /// some is removed in each call. Waits for the location.
     pub fn evict(&mut self) -> Result<(), IoError> {
         match self.lists.remove_superseded() {
-            Err(IoError::Deadline) => Err(IoError::Deadline),
+            Err(error) if error.is_late() => Err(error),
             lists => self.evict_packs().and(lists),
         }
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use dalsegno_core::{Clock, Deadline};
+use dalsegno_core::{Clock, Deadline, Stopped};
 use dalsegno_io::IoError;
 
 use crate::tier::{Ask, Reply};
@@ -56,7 +56,7 @@ impl<T> Replies<T> {
 ///
 /// # Errors
 ///
-/// That of the call; [`IoError::Deadline`] if it does not end within `limit`.
+/// That of the call; [`Stopped::Deadline`] if it does not end within `limit`.
 pub fn wait_for<T>(
     clock: &Arc<dyn Clock>,
     limit: Duration,
@@ -65,5 +65,5 @@ pub fn wait_for<T>(
     let replies = Replies::new(clock);
     call(replies.ask(0, limit));
     let deadline = Deadline::At(clock.now().after(limit));
-    replies.next(deadline).map_or(Err(IoError::Deadline), |reply| reply.result)
+    replies.next(deadline).map_or(Err(IoError::Stopped(Stopped::Deadline)), |reply| reply.result)
 }

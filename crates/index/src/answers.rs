@@ -65,7 +65,7 @@ impl Unread {
     /// file.
     #[must_use]
     pub fn is_put_off(&self) -> bool {
-        use IoError::{Busy, Closed, Deadline, Suspended};
-        matches!(self.0, TableError::Io(Busy | Closed | Deadline | Suspended))
+        use IoError::{Closed, Stopped, Suspended};
+        matches!(self.0, TableError::Io(Stopped(_) | Closed | Suspended))
     }
 }

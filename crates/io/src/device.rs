@@ -60,7 +60,8 @@ pub struct Geometry {
 /// What moves bytes between files and memory. Reading and writing extents needs no more of a device, so that a tier
 /// without a directory of its own can serve the same requests.
 pub trait Source: Send + Sync + std::fmt::Debug {
-    /// Submits requests. Never waits. Each request gets one completion, [`IoError::Busy`] if the queue is full.
+    /// Submits requests. Never waits. Each request gets one completion, which is an error if the queue is
+    /// full ([`Stopped::Busy`](dalsegno_core::Stopped::Busy)).
     fn submit(&self, requests: Vec<Request>);
 
     /// A ring for one call that waits for its requests, or `None` if none is available. A request on it changes no

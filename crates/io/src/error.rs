@@ -1,5 +1,6 @@
 //! Errors between the store and a device.
 
+use dalsegno_core::Stopped;
 use rustix::io::Errno;
 use thiserror::Error;
 
@@ -28,12 +29,9 @@ pub enum IoError {
         /// Bytes moved.
         got: u64,
     },
-    /// The deadline passed first.
-    #[error("deadline passed before the device responded")]
-    Deadline,
-    /// The engine's queue is full, or all staging memory is in use.
-    #[error("the I/O queue is full, or no staging memory is free")]
-    Busy,
+    /// It, or the call that it belongs to, ended early. A device cancels no request.
+    #[error(transparent)]
+    Stopped(#[from] Stopped),
     /// The device hangs or fails. Requests fail fast until it responds again.
     #[error("device suspended: it does not respond, so requests fail until it does")]
     Suspended,
@@ -95,6 +93,12 @@ impl IoError {
     #[must_use]
     pub fn panicked(operation: &'static str, file: impl Into<String>) -> Self {
         Self::os(operation, file, std::io::Error::other("the I/O thread failed"))
+    }
+
+    /// Whether the deadline passed first.
+    #[must_use]
+    pub fn is_late(&self) -> bool {
+        matches!(self, Self::Stopped(Stopped::Deadline))
     }
 
     /// Whether it is a system error with one of these numbers.

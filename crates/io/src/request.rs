@@ -167,6 +167,8 @@ pub struct Completion {
 mod tests {
     use std::sync::Mutex;
 
+    use dalsegno_core::Stopped;
+
     use super::*;
 
     /// Appends its name to a log when a request ends.
@@ -197,9 +199,12 @@ mod tests {
         for name in ["caller", "outer device", "inner device"] {
             request.add_watch(Arc::new(Recorder(name, Arc::clone(&ends))));
         }
-        request.complete(Err(IoError::Busy));
+        request.complete(Err(Stopped::Busy.into()));
         let expected = [("inner device", false), ("outer device", false), ("caller", false)];
         assert_eq!(*ends.lock().unwrap(), expected);
-        assert!(matches!(completions.try_recv().unwrap().result, Err(IoError::Busy)));
+        assert!(matches!(
+            completions.try_recv().unwrap().result,
+            Err(IoError::Stopped(Stopped::Busy))
+        ));
     }
 }

@@ -1,6 +1,6 @@
 //! Why a call failed.
 
-use dalsegno_extent::TransferError;
+use dalsegno_core::Stopped;
 use dalsegno_extent::format::FormatError;
 use dalsegno_io::IoError;
 use thiserror::Error;
@@ -22,13 +22,7 @@ pub enum LogError {
     /// An earlier sync failed.
     #[error("an earlier sync failed, so nothing more is written until the store is opened again")]
     Poisoned,
-    /// The deadline passed first.
-    #[error("the deadline passed")]
-    Deadline,
-    /// The caller cancelled it.
-    #[error("the call was cancelled")]
-    Cancelled,
-    /// The device failed.
+    /// The device failed, or the call ended early.
     #[error(transparent)]
     Io(#[from] IoError),
     /// A header on disk is not valid.
@@ -41,12 +35,8 @@ pub enum LogError {
     },
 }
 
-impl From<TransferError> for LogError {
-    fn from(error: TransferError) -> Self {
-        match error {
-            TransferError::Deadline => Self::Deadline,
-            TransferError::Cancelled => Self::Cancelled,
-            TransferError::Io(error) => Self::Io(error),
-        }
+impl From<Stopped> for LogError {
+    fn from(stopped: Stopped) -> Self {
+        Self::Io(stopped.into())
     }
 }

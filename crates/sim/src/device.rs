@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{Clock, ManualClock};
+use dalsegno_core::{Clock, ManualClock, Stopped};
 use dalsegno_io::{
     Device, DirEntry, FileId, Geometry, IoError, Memory, OpenMode, Opened, Operation, Request,
     Source, Space,
@@ -232,7 +232,7 @@ impl SimDevice {
     fn carry_out(&self, request: &mut Request) -> Result<(), IoError> {
         self.clock.advance(self.options.latency);
         if request.deadline.expired(self.clock.now()) {
-            return Err(IoError::Deadline);
+            return Err(IoError::Stopped(Stopped::Deadline));
         }
         self.serve(request)
     }

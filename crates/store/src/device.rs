@@ -163,9 +163,7 @@ impl Watch for DirectionWatch {
         let response = match result {
             // A short read says that the file ends there.
             Ok(()) | Err(IoError::Short { operation: "read", .. }) => Response::Good,
-            Err(IoError::Deadline | IoError::Busy | IoError::Closed | IoError::Suspended) => {
-                Response::NotSent
-            }
+            Err(IoError::Stopped(_) | IoError::Closed | IoError::Suspended) => Response::NotSent,
             Err(error) if error.is_no_space() || error.is_not_found() || error.is_exists() => {
                 Response::Good
             }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use dalsegno_core::{Error, ErrorKind, Result};
+use dalsegno_core::{Error, ErrorKind, Result, Stopped};
 use dalsegno_extent::format::FormatError;
 use dalsegno_io::{IoError, Process};
 use dalsegno_log::LogError;
@@ -18,17 +18,15 @@ pub(crate) fn to_error(error: LogError) -> Error {
         LogError::Poisoned => {
             (ErrorKind::Poisoned, "writing has stopped; close the store and open it again")
         }
-        LogError::Deadline | LogError::Cancelled | LogError::Io(IoError::Deadline) => {
-            (ErrorKind::Unavailable, "the call ended early")
-        }
         LogError::Io(IoError::Suspended) => (
             ErrorKind::Unavailable,
             "the disk does not respond, so the store does not use it; go on without the store",
         ),
-        LogError::Io(IoError::Busy) => (
+        LogError::Io(IoError::Stopped(Stopped::Busy)) => (
             ErrorKind::Unavailable,
             "too many requests wait for the store's disk; go on without it, or raise \"staging\"",
         ),
+        LogError::Io(IoError::Stopped(_)) => (ErrorKind::Unavailable, "the call ended early"),
         LogError::Io(error) if error.is_out_of_files() => (
             ErrorKind::Unavailable,
             "this process may not open more files, and a store has one open for each segment; raise its limit \

@@ -6,11 +6,10 @@
 
 use std::sync::Arc;
 
-use dalsegno_core::Clock;
+use dalsegno_core::{Clock, Stopped};
 use parking_lot::{Condvar, Mutex};
 
 use crate::call::Call;
-use crate::error::TransferError;
 
 /// Memory for one extent, from its compression until it is written.
 #[derive(Debug)]
@@ -43,7 +42,7 @@ impl BudgetPool {
         bytes: u64,
         call: &Call,
         clock: &dyn Clock,
-    ) -> Result<CompressionBudget, TransferError> {
+    ) -> Result<CompressionBudget, Stopped> {
         let mut used = self.used.lock();
         loop {
             if let Some(budget) = self.take_locked(&mut used, bytes) {

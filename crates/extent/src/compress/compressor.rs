@@ -9,14 +9,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use dalsegno_core::{Clock, Compression, KvLayout, SECTOR_BYTES};
+use dalsegno_core::{Clock, Compression, KvLayout, SECTOR_BYTES, Stopped};
 use dalsegno_io::Memory;
 
 use super::budget::{BudgetPool, CompressionBudget};
 use super::codec_pool::CodecPool;
 use super::unit_codec::UnitCodec;
 use crate::call::Call;
-use crate::error::TransferError;
 use crate::format::{NewExtent, StoredUnit, Units, compressed_header_bytes, unit_count};
 use crate::stats::TransferStats;
 
@@ -98,12 +97,8 @@ impl Compressor {
     ///
     /// # Errors
     ///
-    /// [`TransferError::Deadline`] or [`TransferError::Cancelled`].
-    pub fn budget(
-        &self,
-        extent: &NewExtent,
-        call: &Call,
-    ) -> Result<CompressionBudget, TransferError> {
+    /// [`Stopped::Deadline`] or [`Stopped::Cancelled`].
+    pub fn budget(&self, extent: &NewExtent, call: &Call) -> Result<CompressionBudget, Stopped> {
         self.budgets.take(extent.total_bytes(), call, self.clock.as_ref())
     }
 
@@ -119,7 +114,7 @@ impl Compressor {
     ///
     /// # Errors
     ///
-    /// [`TransferError::Deadline`] or [`TransferError::Cancelled`] if the call ends first.
+    /// [`Stopped::Deadline`] or [`Stopped::Cancelled`] if the call ends first.
     ///
     /// # Panics
     ///
@@ -131,7 +126,7 @@ impl Compressor {
         compression: Compression,
         budget: CompressionBudget,
         call: &Call,
-    ) -> Result<Option<CompressedExtent>, TransferError> {
+    ) -> Result<Option<CompressedExtent>, Stopped> {
         if compression.is_plain() || !self.is_allowed() {
             return Ok(None);
         }
@@ -188,8 +183,8 @@ impl UnitPlan {
         blocks: &[Vec<Memory>],
         codec: &mut UnitCodec,
         budget: CompressionBudget,
-        check: impl Fn() -> Result<(), TransferError>,
-    ) -> Result<Option<CompressedExtent>, TransferError> {
+        check: impl Fn() -> Result<(), Stopped>,
+    ) -> Result<Option<CompressedExtent>, Stopped> {
         let unit_bytes = self.unit_bytes as usize;
         // The vector never grows, so its alignment stays.
         let bytes: Vec<u8> = Vec::with_capacity(self.most_bytes + 2 * unit_bytes + 2 * ALIGN);

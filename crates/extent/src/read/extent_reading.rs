@@ -7,14 +7,14 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
-use dalsegno_core::{Extent, StoreId};
+use dalsegno_core::{Extent, Stopped, StoreId};
 use dalsegno_io::Memory;
 
 use super::header_cache::ExtentTables;
 use super::units::{WantedUnit, gather, plan_units};
 use crate::error::Cause;
 use crate::format::{RecordHeader, RecordKind};
-use crate::transfer::{Chunk, Piece, PinnedFile, PlanRules, PumpStop, cut, pieces_of, take_front};
+use crate::transfer::{Chunk, Piece, PinnedFile, PlanRules, cut, pieces_of, take_front};
 
 /// One wanted block of an extent.
 #[derive(Debug)]
@@ -267,8 +267,8 @@ impl ExtentReading {
     }
 
     /// Compares the slices that arrived with the checksums of the header.
-    pub(super) fn verdict(self, stop: Option<PumpStop>) -> Vec<BlockRead> {
-        let stopped = stop.map(PumpStop::cause);
+    pub(super) fn verdict(self, stopped: Option<Stopped>) -> Vec<BlockRead> {
+        let stopped = stopped.map(Cause::from);
         let Self { extent, first_layer, blocks, tables, slices, outcomes, .. } = self;
         let slice_bytes = extent.layout.slice_bytes() as usize;
         let of_outcome = |outcome| BlockRead { outcome, memory: Vec::new(), copy: Vec::new() };

@@ -1,11 +1,12 @@
 //! Reads the headers of records of which only the place is known.
 
+use dalsegno_core::Stopped;
 use dalsegno_io::{Completion, Memory, Operation};
 
 use crate::call::Call;
 use crate::error::Cause;
 use crate::format::RecordHeader;
-use crate::transfer::{PinnedFile, Pump, PumpStop, SourceIo, Transfer};
+use crate::transfer::{PinnedFile, Pump, SourceIo, Transfer};
 
 /// A header to read.
 #[derive(Clone, Debug)]
@@ -51,8 +52,7 @@ impl<'a> HeadersRead<'a> {
 
     /// Waits for all headers, and returns one result for each, in order.
     pub fn finish(&mut self) -> Vec<Result<RecordHeader, Cause>> {
-        let stop = self.run();
-        let missing = stop.err().map_or(Cause::Device, PumpStop::cause);
+        let missing = self.run().err().map_or(Cause::Device, Cause::from);
         let headers = std::mem::take(&mut self.headers).into_iter();
         headers.map(|header| header.unwrap_or(Err(missing))).collect()
     }
@@ -61,7 +61,7 @@ impl<'a> HeadersRead<'a> {
         self.requested == self.wanted.len() && self.pump.is_idle()
     }
 
-    fn run(&mut self) -> Result<(), PumpStop> {
+    fn run(&mut self) -> Result<(), Stopped> {
         while !self.is_done() {
             if let Some(next) = self.next()
                 && let Some(staging) = self.pump.staging(next)?

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::StoreId;
+use dalsegno_core::{Stopped, StoreId};
 use dalsegno_io::{Completion, IoError, Memory, Operation};
 
 use super::extent_reading::{ExtentReading, ReadRequest};
@@ -13,7 +13,7 @@ use crate::call::Call;
 use crate::compress::CodecPool;
 use crate::error::Cause;
 use crate::stats::TransferStats;
-use crate::transfer::{Chunk, PinnedFile, Pump, PumpStop, SourceIo, Transfer};
+use crate::transfer::{Chunk, PinnedFile, Pump, SourceIo, Transfer};
 
 /// What reading needs.
 #[derive(Clone, Debug)]
@@ -78,7 +78,7 @@ impl<'a> ReadPump<'a> {
     pub(super) fn run(
         &mut self,
         meanwhile: &mut dyn FnMut() -> bool,
-    ) -> Result<Vec<ReadRequest>, PumpStop> {
+    ) -> Result<Vec<ReadRequest>, Stopped> {
         while !self.is_done() {
             if let Some(len) = self.next_staging() {
                 let staging = if len == 0 { Some(None) } else { self.pump.staging(len)?.map(Some) };

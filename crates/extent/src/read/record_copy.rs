@@ -108,7 +108,7 @@ fn fill(io: &SourceIo, pinned: &PinnedFile, mut offset: u64, mut memory: Memory)
         }
         match pump.next() {
             Ok(completion) => failed = failed.or(completion.result.err()),
-            Err(stop) => return Filling::Late(stop.cause()),
+            Err(stopped) => return Filling::Late(stopped.into()),
         }
     }
     failed.map_or(Filling::Whole, |error| Filling::Failed(Cause::of_io(&error)))

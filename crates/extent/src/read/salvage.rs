@@ -11,6 +11,7 @@
 
 use std::collections::HashMap;
 
+use dalsegno_core::Stopped;
 use dalsegno_io::{Class, FileId, IoError, Memory, Operation};
 
 use super::extent_reading::ReadRequest;
@@ -18,7 +19,7 @@ use super::read_pump::{ReadPump, is_of_device};
 use super::units::gather;
 use crate::error::Cause;
 use crate::format::SECTOR;
-use crate::transfer::{PinnedFile, PlanRules, PumpStop, Transfer, finish};
+use crate::transfer::{PinnedFile, PlanRules, Transfer, finish};
 
 /// Requests of a call beyond the planned ones. One bad sector among 512 slices takes about 25.
 const MOST: usize = 64;
@@ -28,7 +29,7 @@ pub(super) fn salvage(
     pump: &mut ReadPump<'_>,
     failed: Vec<ReadRequest>,
     other_file: &dyn Fn(FileId) -> Option<FileId>,
-) -> Result<(), PumpStop> {
+) -> Result<(), Stopped> {
     if failed.is_empty() {
         return Ok(());
     }
@@ -48,7 +49,7 @@ struct Salvage<'a, 'b> {
 }
 
 impl Salvage<'_, '_> {
-    fn run(&mut self) -> Result<(), PumpStop> {
+    fn run(&mut self) -> Result<(), Stopped> {
         while let Some(part) = self.parts.pop() {
             let known = self.readable.get(&self.pinned_of(&part).file).copied();
             let is_readable = match known {
@@ -73,7 +74,7 @@ impl Salvage<'_, '_> {
     }
 
     /// Reads a part that cannot be smaller once more.
-    fn read_for_the_last_time(&mut self, part: ReadRequest) -> Result<(), PumpStop> {
+    fn read_for_the_last_time(&mut self, part: ReadRequest) -> Result<(), Stopped> {
         if !self.check_device(&part)? {
             self.fail(part, Cause::Device);
         } else if let Some((part, error)) = self.read(part)? {
@@ -88,7 +89,7 @@ impl Salvage<'_, '_> {
 
     /// Whether the device reads the first sector of the part's file, or else of another segment. A file that ends
     /// before its first sector also shows that the device reads.
-    fn check_device(&mut self, part: &ReadRequest) -> Result<bool, PumpStop> {
+    fn check_device(&mut self, part: &ReadRequest) -> Result<bool, Stopped> {
         let file = self.pinned_of(part).file;
         let other = (self.other_file)(file);
         let own = self.read_first_sector(file, part)?;
@@ -107,7 +108,7 @@ impl Salvage<'_, '_> {
         &mut self,
         file: FileId,
         part: &ReadRequest,
-    ) -> Result<Result<(), IoError>, PumpStop> {
+    ) -> Result<Result<(), IoError>, Stopped> {
         self.left = self.left.saturating_sub(1);
         let memory = vec![self.staging(SECTOR)?];
         let guard = Some(self.pinned_of(part).guard.clone());
@@ -122,7 +123,7 @@ impl Salvage<'_, '_> {
     }
 
     /// Reads a part, and returns it with the error if that fails.
-    fn read(&mut self, part: ReadRequest) -> Result<Option<(ReadRequest, IoError)>, PumpStop> {
+    fn read(&mut self, part: ReadRequest) -> Result<Option<(ReadRequest, IoError)>, Stopped> {
         self.left = self.left.saturating_sub(1);
         let number = part.reading;
         let staging = self.staging(part.chunk.bytes)?;
@@ -137,7 +138,7 @@ impl Salvage<'_, '_> {
         Ok(None)
     }
 
-    fn staging(&self, len: usize) -> Result<Memory, PumpStop> {
+    fn staging(&self, len: usize) -> Result<Memory, Stopped> {
         Ok(self.pump.pump.staging(len)?.expect("nothing is in flight, so it waited for one"))
     }
 

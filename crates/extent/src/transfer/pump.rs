@@ -10,35 +10,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use dalsegno_core::Deadline;
+use dalsegno_core::{Deadline, Stopped};
 use dalsegno_io::{CallRing, Class, Completion, FileId, Memory, Operation, Request};
 
 use super::device_io::SourceIo;
 use crate::call::{CANCEL_POLL, Call};
-use crate::error::Cause;
 
 /// How long a call waits for a staging buffer before it is throttled.
 const STAGING_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Why a call stops before its requests are done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PumpStop {
-    Deadline,
-    Cancelled,
-    /// No staging buffer became free in time.
-    Throttled,
-}
-
-impl PumpStop {
-    /// Why blocks that did not arrive are misses.
-    pub(crate) fn cause(self) -> Cause {
-        match self {
-            Self::Deadline => Cause::Deadline,
-            Self::Cancelled => Cause::Cancelled,
-            Self::Throttled => Cause::Throttled,
-        }
-    }
-}
 
 pub(crate) struct Pump<'a> {
     io: &'a SourceIo,
@@ -144,12 +123,12 @@ impl<'a> Pump<'a> {
     }
 
     /// Waits for the next completion.
-    pub(crate) fn next(&mut self) -> Result<Completion, PumpStop> {
+    pub(crate) fn next(&mut self) -> Result<Completion, Stopped> {
         self.next_of(false)
     }
 
     /// Waits for the next completion. With `all`, a ring waits once for everything in flight.
-    pub(crate) fn next_of(&mut self, all: bool) -> Result<Completion, PumpStop> {
+    pub(crate) fn next_of(&mut self, all: bool) -> Result<Completion, Stopped> {
         loop {
             if let Some(completion) = self.next_within(all, None)? {
                 return Ok(completion);
@@ -162,10 +141,10 @@ impl<'a> Pump<'a> {
         &mut self,
         all: bool,
         limit: Option<Duration>,
-    ) -> Result<Option<Completion>, PumpStop> {
+    ) -> Result<Option<Completion>, Stopped> {
         assert!(self.in_flight > 0, "nothing to wait for");
         if self.call.is_cancelled() {
-            return Err(PumpStop::Cancelled);
+            return Err(Stopped::Cancelled);
         }
         let left = self.call.deadline.remaining(self.io.clock.now());
         let poll = self.call.cancel.as_ref().map(|_| CANCEL_POLL);
@@ -174,7 +153,7 @@ impl<'a> Pump<'a> {
             return Ok(Some(self.completed(completion)));
         }
         if self.call.deadline.expired(self.io.clock.now()) {
-            return Err(PumpStop::Deadline);
+            return Err(Stopped::Deadline);
         }
         Ok(None)
     }
@@ -196,8 +175,9 @@ impl<'a> Pump<'a> {
         self.io.pool.try_take(len)
     }
 
-    /// A staging buffer, or `None` if the caller should wait for a completion first.
-    pub(crate) fn staging(&self, len: usize) -> Result<Option<Memory>, PumpStop> {
+    /// A staging buffer, or `None` if the caller should wait for a completion first. Fails with [`Stopped::Busy`] if
+    /// none becomes free in time.
+    pub(crate) fn staging(&self, len: usize) -> Result<Option<Memory>, Stopped> {
         if let Some(memory) = self.io.pool.try_take(len) {
             return Ok(Some(memory));
         }
@@ -208,13 +188,13 @@ impl<'a> Pump<'a> {
         let timeout = Deadline::At(clock.now().after(STAGING_TIMEOUT));
         loop {
             if self.call.is_cancelled() {
-                return Err(PumpStop::Cancelled);
+                return Err(Stopped::Cancelled);
             }
             if self.call.deadline.expired(clock.now()) {
-                return Err(PumpStop::Deadline);
+                return Err(Stopped::Deadline);
             }
             let Some(left) = timeout.remaining(clock.now()).filter(|left| !left.is_zero()) else {
-                return Err(PumpStop::Throttled);
+                return Err(Stopped::Busy);
             };
             let until = self.call.at_most(left.min(CANCEL_POLL), clock);
             if let Ok(memory) = self.io.pool.take(len, until, clock) {

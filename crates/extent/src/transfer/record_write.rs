@@ -7,13 +7,13 @@
 
 use std::collections::VecDeque;
 
+use dalsegno_core::Stopped;
 use dalsegno_io::{Completion, IoError, Memory, Operation};
 
 use super::device_io::{DeviceIo, PinnedFile};
 use super::plan::{Chunk, MAX_DIRECT_PIECES, Piece, PlanRules, cut};
-use super::pump::{Pump, PumpStop, Transfer};
+use super::pump::{Pump, Transfer};
 use crate::call::Call;
-use crate::error::TransferError;
 use crate::format::{RecordHeader, RecordKind};
 use crate::stats::TransferStats;
 
@@ -30,7 +30,7 @@ pub struct RecordWrite {
     header: Option<RecordHeader>,
     header_bytes: Vec<u8>,
     /// How it ended, so far.
-    pub result: Result<(), TransferError>,
+    pub result: Result<(), IoError>,
 }
 
 impl RecordWrite {
@@ -139,7 +139,7 @@ impl RecordWrite {
         if let Err(error) = completion.result {
             self.waiting.clear();
             self.header = None;
-            self.result = Err(error.into());
+            self.result = Err(error);
         }
         if self.in_flight == 0
             && self.waiting.is_empty()
@@ -151,10 +151,10 @@ impl RecordWrite {
         }
     }
 
-    fn stop(&mut self, stop: PumpStop) {
+    fn stop(&mut self, stopped: Stopped) {
         let unfinished = self.in_flight > 0 || !self.waiting.is_empty() || self.header.is_some();
         if self.result.is_ok() && unfinished {
-            self.result = Err(stop.into());
+            self.result = Err(stopped.into());
         }
     }
 }
@@ -176,18 +176,18 @@ fn crcs_of(header: RecordHeader) -> Vec<u32> {
 /// Writes all records; the `result` of each says how it ended. When this returns, no request uses the caller's memory.
 pub fn write_all(io: &DeviceIo, records: &mut [RecordWrite], call: &Call) {
     let mut pump = Pump::for_writes(io, call);
-    if let Err(stop) = run(io, &mut pump, records, call) {
+    if let Err(stopped) = run(io, &mut pump, records, call) {
         if !call.must_stage() {
             pump.drain();
         }
         for record in records {
-            record.stop(stop);
+            record.stop(stopped);
         }
     }
 }
 
 /// Writes one record.
-pub fn write_one(io: &DeviceIo, mut record: RecordWrite, call: &Call) -> Result<(), TransferError> {
+pub fn write_one(io: &DeviceIo, mut record: RecordWrite, call: &Call) -> Result<(), IoError> {
     write_all(io, std::slice::from_mut(&mut record), call);
     record.result
 }
@@ -197,7 +197,7 @@ fn run(
     pump: &mut Pump<'_>,
     records: &mut [RecordWrite],
     call: &Call,
-) -> Result<(), PumpStop> {
+) -> Result<(), Stopped> {
     let rules = io.rules(!call.must_stage());
     loop {
         let next = records.iter().position(RecordWrite::is_ready).filter(|_| pump.can_submit());
@@ -253,16 +253,6 @@ fn submit(
     let PinnedFile { file, guard } = record.pinned.clone();
     let operation = Operation::Write;
     pump.submit(Transfer { operation, file, offset, memory, tag, guard: Some(guard) });
-}
-
-impl From<PumpStop> for TransferError {
-    fn from(stop: PumpStop) -> Self {
-        match stop {
-            PumpStop::Deadline => Self::Deadline,
-            PumpStop::Cancelled => Self::Cancelled,
-            PumpStop::Throttled => Self::Io(IoError::Busy),
-        }
-    }
 }
 
 /// Bytes of the header in a chunk.

@@ -121,7 +121,7 @@ fn run(io: &SourceIo, transfer: Transfer, call: &Call) -> Result<Completion, IoE
     let call = Call { cancel: None, ..call.clone() };
     let mut pump = Pump::new(io, &call);
     pump.submit(transfer);
-    let completion = pump.next().map_err(|_| IoError::Deadline)?;
+    let completion = pump.next()?;
     match completion.result {
         Ok(()) => Ok(completion),
         Err(error) => Err(error),

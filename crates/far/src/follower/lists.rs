@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{Clock, Deadline, Nanos, StoreId};
+use dalsegno_core::{Clock, Deadline, Nanos, Stopped, StoreId};
 use dalsegno_io::IoError;
 
 use super::bad::{BadName, BadObjects};
@@ -146,7 +146,7 @@ impl ListFollower {
             }
             let deadline = Deadline::At(self.clock.now().after(CALL_LIMIT));
             let Some(reply) = replies.next(deadline) else {
-                polled.fail(IoError::Deadline);
+                polled.fail(IoError::Stopped(Stopped::Deadline));
                 return Fetched::Failed;
             };
             let name = under_way.remove(&reply.tag).expect("each call has one reply");
@@ -172,7 +172,7 @@ impl ListFollower {
 
     /// Counts a failure of one list. A few polls of failures are a fault of this list, not one of the moment.
     fn fails_for_good(&mut self, name: ObjectName, error: &IoError) -> bool {
-        if matches!(error, IoError::Deadline) {
+        if error.is_late() {
             return false;
         }
         let failures = self.failures.entry(name).or_default();

@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{Clock, Deadline, Nanos};
+use dalsegno_core::{Clock, Deadline, Nanos, Stopped};
 use dalsegno_io::IoError;
 
 use self::bad::{BadName, BadObjects};
@@ -188,7 +188,7 @@ impl Follower {
     fn ask_time(&self, polled: &mut Polled) {
         match wait_for(&self.clock, CALL_LIMIT, |ask| self.tier.now(ask)) {
             Ok(now) => polled.time = LocationTime::Is(now),
-            Err(error @ IoError::Deadline) => polled.fail(error),
+            Err(error) if error.is_late() => polled.fail(error),
             // Nothing can be written there.
             Err(error) => tracing::debug!(%error, "the time of a far location is unknown"),
         }
@@ -323,7 +323,7 @@ impl Follower {
             }
             let deadline = Deadline::At(self.clock.now().after(CALL_LIMIT));
             let Some(reply) = replies.next(deadline) else {
-                return polled.fail(IoError::Deadline);
+                return polled.fail(IoError::Stopped(Stopped::Deadline));
             };
             let (writer, number) = under_way.remove(&reply.tag).expect("each call has one reply");
             if self.handle(writer, number, reply.result, polled) {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{Clock, Deadline, StoreId};
+use dalsegno_core::{Clock, Deadline, Stopped, StoreId};
 use dalsegno_io::{Class, IoError, Memory, Operation, Request};
 use serde::Serialize;
 
@@ -178,7 +178,7 @@ impl Location {
         }
         for (at, name) in names.iter().enumerate() {
             if !arrived[at] {
-                each(*name, Err(IoError::Deadline));
+                each(*name, Err(IoError::Stopped(Stopped::Deadline)));
             }
         }
     }
@@ -210,7 +210,7 @@ impl Location {
         while left > 0 && result.is_ok() {
             let wait = deadline.remaining(self.clock.now()).unwrap_or(LIMIT);
             let Ok(completion) = replies.recv_timeout(wait) else {
-                result = Err(IoError::Deadline);
+                result = Err(IoError::Stopped(Stopped::Deadline));
                 break;
             };
             let at = usize::try_from(completion.tag).expect("an offset in a pack");

@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use dalsegno_core::Deadline;
+use dalsegno_core::{Deadline, Stopped};
 use dalsegno_io::IoError;
 use serde::Serialize;
 use thiserror::Error;
@@ -204,7 +204,7 @@ pub(super) fn remove_all(
             }
             for _ in names {
                 let reply = replies.next(Deadline::At(location.clock.now().after(LIMIT)));
-                reply.map_or(Err(IoError::Deadline), |reply| reply.result)?;
+                reply.map_or(Err(IoError::Stopped(Stopped::Deadline)), |reply| reply.result)?;
                 removed();
             }
         }

@@ -14,7 +14,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{Clock, Deadline};
+use dalsegno_core::{Clock, Deadline, Stopped};
 use dalsegno_io::{
     Executor, FileId, FolderEntry, Geometry, IoError, JobLane, Memory, Request, SharedDirectory,
     Source, Space,
@@ -144,7 +144,7 @@ impl DirectoryTier {
         let clock = Arc::clone(&self.clock);
         place.start(move |permission| {
             let is_late = deadline.is_bounded() && deadline.expired(clock.now());
-            work(if is_late { permission.and(Err(IoError::Deadline)) } else { permission });
+            work(if is_late { permission.and(Err(IoError::Stopped(Stopped::Deadline))) } else { permission });
         });
     }
 

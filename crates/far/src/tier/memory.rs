@@ -9,7 +9,7 @@ use std::ops::Bound;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{Clock, Deadline, Nanos};
+use dalsegno_core::{Clock, Deadline, Nanos, Stopped};
 use dalsegno_io::{FileId, Geometry, IoError, Memory, Operation, Request, Source, Space};
 use parking_lot::Mutex;
 
@@ -161,7 +161,7 @@ impl MemoryTier {
             return Err(IoError::Closed);
         }
         let is_late = deadline.is_bounded() && deadline.expired(self.location.clock.now());
-        if is_late { Err(IoError::Deadline) } else { Ok(()) }
+        if is_late { Err(IoError::Stopped(Stopped::Deadline)) } else { Ok(()) }
     }
 
     fn read<T>(&self, ask: Ask<T>, read: impl FnOnce(&LocationContents) -> Result<T, IoError>) {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use dalsegno_core::{Deadline, NamespaceId, Nanos};
+use dalsegno_core::{Deadline, NamespaceId, Nanos, Stopped};
 use dalsegno_far::{DirectoryTierOptions, Listed, Object, ObjectName, Tier, WriterId};
 use dalsegno_io::{IoError, Memory, Operation, Source, Watch, spawn};
 
@@ -267,13 +267,21 @@ fn a_late_call_ends_with_its_deadline() {
             call_until(past, |ask| near.space(ask)).map(drop),
         ];
         for result in results {
-            assert!(matches!(result, Err(IoError::Deadline)), "{} {result:?}", pair.label);
+            assert!(
+                matches!(result, Err(IoError::Stopped(Stopped::Deadline))),
+                "{} {result:?}",
+                pair.label
+            );
         }
         let file = near.file(pack(1));
         let (mut request, completions) = read_request(file, 0, vec![Memory::zeroed(SECTOR)]);
         request.deadline = past;
         near.submit(vec![request]);
-        assert!(matches!(complete(&completions), Err(IoError::Deadline)), "{}", pair.label);
+        assert!(
+            matches!(complete(&completions), Err(IoError::Stopped(Stopped::Deadline))),
+            "{}",
+            pair.label
+        );
         assert!(fetch(near, pack(1)).unwrap_err().is_not_found());
     });
 }
@@ -412,10 +420,10 @@ fn a_full_queue_of_a_directory_is_busy_and_a_dropped_tier_answers_what_waits() {
     is_busy.recv_timeout(TEST_TIMEOUT).unwrap();
     let (requests, completions): (Vec<_>, Vec<_>) = (0..3).map(|_| request()).unzip();
     tier.submit(requests);
-    assert!(matches!(complete(&completions[2]), Err(IoError::Busy)));
+    assert!(matches!(complete(&completions[2]), Err(IoError::Stopped(Stopped::Busy))));
     let calls = [(); 3].map(|()| start(Deadline::Never, |ask| tier.space(ask)));
     let refused = calls[2].recv_timeout(TEST_TIMEOUT).unwrap();
-    assert!(matches!(refused.result, Err(IoError::Busy)));
+    assert!(matches!(refused.result, Err(IoError::Stopped(Stopped::Busy))));
     // Dropping the tier waits for the thread, so that is released meanwhile.
     let dropping = spawn("drop", move || drop(tier)).unwrap();
     for completions in &completions[..2] {

@@ -147,6 +147,7 @@ impl Health {
 
 #[cfg(test)]
 mod tests {
+    use dalsegno_core::Stopped;
     use dalsegno_io::IoError;
 
     use super::*;
@@ -160,10 +161,10 @@ mod tests {
     fn reads_only_get_worse() {
         let health = Health::default();
         assert!(!health.has_missed() && !health.is_damaged());
-        health.record(&TableError::Io(IoError::Deadline));
+        health.record(&TableError::Io(Stopped::Deadline.into()));
         assert!(health.has_missed() && !health.is_damaged());
         health.record(&TableError::Checksum);
-        health.record(&TableError::Io(IoError::Deadline));
+        health.record(&TableError::Io(Stopped::Deadline.into()));
         assert!(health.has_missed() && health.is_damaged());
         health.stop(StopCause::Condemned);
         assert!(health.is_damaged(), "a stopped index keeps what reads met");

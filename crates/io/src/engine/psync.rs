@@ -6,7 +6,7 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use dalsegno_core::Clock;
+use dalsegno_core::{Clock, Stopped};
 use rustix::fd::AsFd;
 
 use super::OpenFile;
@@ -70,7 +70,7 @@ fn work(queue: &Queue, clock: &dyn Clock) {
 
 fn serve(mut queued: QueuedRequest, clock: &dyn Clock) {
     if queued.is_late(clock) {
-        return queued.finish(Err(IoError::Deadline));
+        return queued.finish(Err(IoError::Stopped(Stopped::Deadline)));
     }
     let (request, file) = queued.parts();
     let moved = match request.operation {

@@ -21,6 +21,7 @@ use parking_lot::{Condvar, Mutex};
 use super::OpenFile;
 use super::queued_request::{DirectionCounts, QueuedRequest, direction};
 use crate::{IoError, Request};
+use dalsegno_core::Stopped;
 
 /// One in this many places of an engine, but at least one of several, is reserved for each direction.
 const RESERVED_PART: usize = 4;
@@ -124,7 +125,11 @@ impl Queue {
             self.arrived.notify_one();
         }
         for request in refused {
-            request.complete(Err(if closed { IoError::Closed } else { IoError::Busy }));
+            request.complete(Err(if closed {
+                IoError::Closed
+            } else {
+                IoError::Stopped(Stopped::Busy)
+            }));
         }
         wake
     }
@@ -319,12 +324,12 @@ mod tests {
         let (requests, completions) = batch(&[Class::Foreground; 3]);
         let _ = queue.push(requests);
         let busy = completions.try_recv().unwrap();
-        assert!(busy.tag == 2 && matches!(busy.result, Err(IoError::Busy)));
+        assert!(busy.tag == 2 && matches!(busy.result, Err(IoError::Stopped(Stopped::Busy))));
         let mut started = Vec::new();
         queue.take(2, &mut started);
         let (requests, refused) = batch(&[Class::Foreground]);
         let _ = queue.push(requests);
-        assert!(matches!(refused.try_recv().unwrap().result, Err(IoError::Busy)));
+        assert!(matches!(refused.try_recv().unwrap().result, Err(IoError::Stopped(Stopped::Busy))));
         started.pop().unwrap().finish(Ok(()));
         let (requests, accepted) = batch(&[Class::Foreground]);
         let _ = queue.push(requests);

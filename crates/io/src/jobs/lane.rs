@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, bounded};
+use dalsegno_core::Stopped;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::{CLOSE_TIMEOUT, Executor};
@@ -111,7 +112,7 @@ impl JobLane {
     ///
     /// # Errors
     ///
-    /// [`IoError::Busy`] if the queue stays full, [`IoError::Closed`] if the lane is closed or another process's.
+    /// [`Stopped::Busy`] if the queue stays full, [`IoError::Closed`] if the lane is closed or another process's.
     pub fn keep_place(&self, timeout: Option<Duration>) -> Result<JobPlace<'_>, IoError> {
         if !self.process.is_this() {
             return Err(IoError::Closed);
@@ -131,7 +132,7 @@ impl JobLane {
             return Err(IoError::Closed);
         }
         if is_full(&mut state) {
-            return Err(IoError::Busy);
+            return Err(Stopped::Busy.into());
         }
         state.kept += 1;
         Ok(JobPlace(self))

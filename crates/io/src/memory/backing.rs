@@ -45,7 +45,7 @@ pub(super) fn open_named(
     bytes: usize,
 ) -> Result<(OwnedFd, Option<CreatedFile>), IoError> {
     let named = |operation| move |error| IoError::os(operation, path.display().to_string(), error);
-    let open = || {
+    let open = || -> Result<OwnedFd, IoError> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
         let file = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR).map_err(named("open"))?;
         rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)

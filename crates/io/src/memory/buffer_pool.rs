@@ -8,7 +8,7 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use dalsegno_core::{Clock, Deadline};
+use dalsegno_core::{Clock, Deadline, Stopped};
 use parking_lot::{Condvar, Mutex};
 
 use super::handle::Memory;
@@ -110,13 +110,13 @@ impl BufferPool {
     ///
     /// # Errors
     ///
-    /// [`IoError::Deadline`] if no buffer was returned in time.
+    /// [`Stopped::Deadline`] if no buffer was returned in time.
     pub fn take(
         &self,
         len: usize,
         deadline: Deadline,
         clock: &dyn Clock,
-    ) -> Result<Memory, IoError> {
+    ) -> Result<Memory, Stopped> {
         let mut free = self.arena.free.lock();
         loop {
             if let Some(memory) = self.take_from(&mut free, len) {
@@ -124,7 +124,7 @@ impl BufferPool {
             }
             match deadline.remaining(clock.now()) {
                 None => self.arena.returned.wait(&mut free),
-                Some(left) if left.is_zero() => return Err(IoError::Deadline),
+                Some(left) if left.is_zero() => return Err(Stopped::Deadline),
                 Some(left) => drop(self.arena.returned.wait_for(&mut free, left)),
             }
         }
@@ -176,7 +176,7 @@ mod tests {
         let clock = ManualClock::default();
         let _all: Vec<_> = std::iter::from_fn(|| pool.try_take(1 << 20)).collect();
         let result = pool.take(1 << 20, Deadline::At(clock.now()), &clock);
-        assert!(matches!(result, Err(IoError::Deadline)));
+        assert_eq!(result.err(), Some(Stopped::Deadline));
     }
 
     #[test]

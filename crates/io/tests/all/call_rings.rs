@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::common::{Random, Rig, SECTOR, TEST_TIMEOUT, is_available, request};
 use crossbeam_channel::{Receiver, unbounded};
-use dalsegno_core::{Deadline, EngineChoice, Nanos};
+use dalsegno_core::{Deadline, EngineChoice, Nanos, Stopped};
 use dalsegno_io::{
     CallRing, Completion, Device, DirectoryOptions, FileId, IoError, Memory, Operation, Source,
     spawn,
@@ -139,7 +139,9 @@ fn a_late_request_and_a_sync_leave_a_call_ring_empty() {
     stand.device.submit_on(&mut ring, late);
     assert_eq!(ring.in_flight(), 0);
     let done = completions.recv_timeout(TEST_TIMEOUT).unwrap();
-    assert!(matches!(done.result, Err(IoError::Deadline)) && done.memory.len() == 1);
+    assert!(
+        matches!(done.result, Err(IoError::Stopped(Stopped::Deadline))) && done.memory.len() == 1
+    );
     on_ring(&stand, &mut ring, Operation::Sync, (file, 0), Vec::new()).result.unwrap();
 }
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Barrier};
 
 use crate::common::{Random, Rig, SECTOR, TEST_TIMEOUT, carry_out, collect, request, sync};
 use crossbeam_channel::unbounded;
-use dalsegno_core::{Deadline, EngineChoice, Nanos};
+use dalsegno_core::{Deadline, EngineChoice, Nanos, Stopped};
 use dalsegno_io::{
     Class, Completion, Device, DirectoryOptions, FileId, IoError, Memory, OpenMode, Operation,
     Source, lend, spawn,
@@ -248,7 +248,10 @@ fn a_full_queue_refuses_the_rest_of_a_batch(engine: EngineChoice) {
         assert_eq!(done.memory.len(), 1);
         match done.result {
             Ok(()) => assert!(done.tag < 4),
-            Err(error) => assert!(matches!(error, IoError::Busy) && done.tag >= 4, "{error}"),
+            Err(error) => assert!(
+                matches!(error, IoError::Stopped(Stopped::Busy)) && done.tag >= 4,
+                "{error}"
+            ),
         }
     }
     rig.read(file, 0, SECTOR).unwrap();
@@ -265,7 +268,9 @@ fn a_late_request_is_not_started(engine: EngineChoice) {
     late.deadline = Deadline::At(Nanos(0));
     rig.device.submit(vec![late]);
     let done = collect(&completions, 1).remove(0);
-    assert!(matches!(done.result, Err(IoError::Deadline)) && done.memory.len() == 1);
+    assert!(
+        matches!(done.result, Err(IoError::Stopped(Stopped::Deadline))) && done.memory.len() == 1
+    );
     drop(done);
     assert_eq!(rig.pool.free_counts(), free);
     assert_eq!(rig.read(file, 0, SECTOR).unwrap(), vec![0; SECTOR]);

@@ -17,7 +17,7 @@
 use std::time::Duration;
 
 use crossbeam_channel::Receiver;
-use dalsegno_core::Deadline;
+use dalsegno_core::{Deadline, Stopped};
 use dalsegno_io::{Completion, IoError};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
@@ -56,21 +56,21 @@ pub(crate) struct SyncGate {
 pub(crate) enum Unsynced {
     /// This sync or an earlier one failed.
     Failed,
-    /// The deadline passed; the sync is still running.
-    Deadline,
-    /// The call was cancelled; the sync is still running.
-    Cancelled,
-    /// The device's queue is full, so the sync never started.
-    Busy,
+    /// The call ended, and the sync is still running. Or the device was busy, so that it never started.
+    Stopped(Stopped),
+}
+
+impl From<Stopped> for Unsynced {
+    fn from(stopped: Stopped) -> Self {
+        Self::Stopped(stopped)
+    }
 }
 
 impl From<Unsynced> for LogError {
     fn from(why: Unsynced) -> Self {
         match why {
             Unsynced::Failed => Self::Poisoned,
-            Unsynced::Deadline => Self::Deadline,
-            Unsynced::Cancelled => Self::Cancelled,
-            Unsynced::Busy => Self::Io(IoError::Busy),
+            Unsynced::Stopped(stopped) => stopped.into(),
         }
     }
 }
@@ -88,9 +88,9 @@ pub(super) trait SyncWaiter {
     /// Submits a sync to the device.
     fn start(&self) -> StartedSync;
     /// Waits for a sync; the outer error says that the waiter's call ended first.
-    fn finish(&self, sync: &StartedSync) -> Result<Result<(), IoError>, Unsynced>;
+    fn finish(&self, sync: &StartedSync) -> Result<Result<(), IoError>, Stopped>;
     /// How long to wait for another waiter before calling this again; an error if the waiter's call ended.
-    fn timeout(&self) -> Result<Option<Duration>, Unsynced>;
+    fn timeout(&self) -> Result<Option<Duration>, Stopped>;
     /// Called when a sync failed.
     fn on_failure(&self, error: &IoError);
 }
@@ -130,14 +130,14 @@ impl SyncGate {
             self.changed.notify_all();
             match ended {
                 Ok(Ok(())) => tickets.done = tickets.done.max(last_ticket),
-                Ok(Err(IoError::Busy)) => return Err(Unsynced::Busy),
+                Ok(Err(IoError::Stopped(Stopped::Busy))) => return Err(Stopped::Busy.into()),
                 Ok(Err(error)) => {
                     tickets.phase = SyncPhase::Failed;
                     waiter.on_failure(&error);
                 }
-                Err(why) => {
+                Err(stopped) => {
                     tickets.phase = SyncPhase::Abandoned { last_ticket, sync };
-                    return Err(why);
+                    return Err(stopped.into());
                 }
             }
         }
@@ -161,17 +161,17 @@ mod tests {
             StartedSync { completion: (self.start)(), limit: Deadline::Never }
         }
 
-        fn finish(&self, sync: &StartedSync) -> Result<Result<(), IoError>, Unsynced> {
+        fn finish(&self, sync: &StartedSync) -> Result<Result<(), IoError>, Stopped> {
             let received = match self.timeout {
-                None => sync.completion.recv().map_err(|_| Unsynced::Cancelled),
+                None => sync.completion.recv().map_err(|_| Stopped::Cancelled),
                 Some(timeout) => {
-                    sync.completion.recv_timeout(timeout).map_err(|_| Unsynced::Deadline)
+                    sync.completion.recv_timeout(timeout).map_err(|_| Stopped::Deadline)
                 }
             };
             received.map(|completion| completion.result)
         }
 
-        fn timeout(&self) -> Result<Option<Duration>, Unsynced> {
+        fn timeout(&self) -> Result<Option<Duration>, Stopped> {
             Ok(self.timeout)
         }
 
@@ -216,23 +216,23 @@ mod tests {
     #[test]
     fn after_a_failed_sync_every_waiter_fails() {
         let gate = SyncGate::default();
-        let refused = waiter(|| completed(Err(IoError::Busy)));
-        assert_eq!(gate.pass(&refused), Err(Unsynced::Busy));
+        let refused = waiter(|| completed(Err(IoError::Stopped(Stopped::Busy))));
+        assert_eq!(gate.pass(&refused), Err(Stopped::Busy.into()));
         assert_eq!(gate.pass(&waiter(|| completed(Ok(())))), Ok(()));
-        let failing = waiter(|| completed(Err(IoError::Deadline)));
+        let failing = waiter(|| completed(Err(IoError::Stopped(Stopped::Deadline))));
         assert_eq!(gate.pass(&failing), Err(Unsynced::Failed));
         assert_eq!(gate.pass(&waiter(|| completed(Ok(())))), Err(Unsynced::Failed));
     }
 
     #[test]
     fn the_next_waiter_takes_over_an_abandoned_sync() {
-        for result in [Ok(()), Err(IoError::Deadline)] {
+        for result in [Ok(()), Err(IoError::Stopped(Stopped::Deadline))] {
             let fails = result.is_err();
             let gate = SyncGate::default();
             let (sender, receiver) = bounded(1);
             let timeout = Some(Duration::from_millis(1));
             let impatient = Manual { start: || receiver.clone(), timeout };
-            assert_eq!(gate.pass(&impatient), Err(Unsynced::Deadline));
+            assert_eq!(gate.pass(&impatient), Err(Stopped::Deadline.into()));
             complete(&sender, result);
             // The first sync does not count for the second waiter, which wrote after it started.
             let started = AtomicU32::new(0);

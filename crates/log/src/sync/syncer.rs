@@ -8,7 +8,8 @@ use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_extent::{Call, DeviceIo, OWN_LIMIT, TransferError, start_sync, sync};
+use dalsegno_core::Stopped;
+use dalsegno_extent::{Call, DeviceIo, OWN_LIMIT, start_sync, sync};
 use dalsegno_io::{FileId, IoError};
 
 use super::gate::{StartedSync, SyncGate, SyncWaiter, Unsynced};
@@ -75,7 +76,8 @@ impl Syncer {
 
     fn poison_unless_kept(&self, synced: Result<(), IoError>) -> Result<(), IoError> {
         match &synced {
-            Ok(()) | Err(IoError::Busy | IoError::Suspended | IoError::Closed) => {}
+            Ok(())
+            | Err(IoError::Stopped(Stopped::Busy) | IoError::Suspended | IoError::Closed) => {}
             Err(error) if error.is_no_space() => {}
             Err(error) => self.poison(error),
         }
@@ -98,7 +100,7 @@ impl SyncWaiter for WaitingCall<'_> {
         StartedSync { completion: start_sync(io, self.file), limit }
     }
 
-    fn finish(&self, sync: &StartedSync) -> Result<Result<(), IoError>, Unsynced> {
+    fn finish(&self, sync: &StartedSync) -> Result<Result<(), IoError>, Stopped> {
         loop {
             if let Ok(completion) = sync.completion.try_recv() {
                 return Ok(completion.result);
@@ -106,7 +108,7 @@ impl SyncWaiter for WaitingCall<'_> {
             let timeout = self.timeout()?;
             let left = sync.limit.remaining(self.syncer.io.clock.now());
             if left.is_some_and(|left| left.is_zero()) {
-                return Ok(Err(IoError::Deadline));
+                return Ok(Err(Stopped::Deadline.into()));
             }
             let received = match left.into_iter().chain(timeout).min() {
                 None => sync.completion.recv().ok(),
@@ -118,11 +120,8 @@ impl SyncWaiter for WaitingCall<'_> {
         }
     }
 
-    fn timeout(&self) -> Result<Option<Duration>, Unsynced> {
-        self.call.timeout(self.syncer.io.clock.as_ref()).map_err(|error| match error {
-            TransferError::Cancelled => Unsynced::Cancelled,
-            _ => Unsynced::Deadline,
-        })
+    fn timeout(&self) -> Result<Option<Duration>, Stopped> {
+        self.call.timeout(self.syncer.io.clock.as_ref())
     }
 
     fn on_failure(&self, error: &IoError) {

@@ -7,13 +7,15 @@ use std::time::Duration;
 
 use dalsegno_core::{
     ChainHash, Clock, Compression, Deadline, Durability, EngineChoice, Extent, KvLayout, Limits,
-    NamespaceId, StoreId,
+    NamespaceId, Stopped, StoreId,
 };
 use dalsegno_extent::{
-    BlockOutcome, BlockTarget, Call, Cause, ExtentRead, NewExtent, TransferError,
+    BlockOutcome, BlockTarget, Call, Cause, ExtentRead, NewExtent,
     format::{RecordHeader, RecordKind, segment_file},
 };
-use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, Memory, SystemClock, lend};
+use dalsegno_io::{
+    BufferPool, DirectoryOptions, IoError, LocalDirectory, Memory, SystemClock, lend,
+};
 use dalsegno_log::{Log, LogError, LogOptions, Payload, Recovered};
 
 use crate::append_of;
@@ -260,11 +262,14 @@ fn a_call_that_ends_stops_compression_and_frees_its_budget() {
     let (clock, _) = parts();
     let over = Call::foreground().until(Deadline::At(clock.now().after(Duration::ZERO)));
     let blocks: Vec<Vec<u8>> = (0..BLOCKS).map(block).collect();
-    assert!(matches!(encode(&log, &blocks, &over), Err(LogError::Deadline)));
+    assert!(matches!(
+        encode(&log, &blocks, &over),
+        Err(LogError::Io(IoError::Stopped(Stopped::Deadline)))
+    ));
     let first = log.compressor().try_budget(&new_extent()).unwrap();
     let others: Vec<_> =
         std::iter::from_fn(|| log.compressor().try_budget(&new_extent())).collect();
-    assert!(matches!(log.compressor().budget(&new_extent(), &over), Err(TransferError::Deadline)));
+    assert!(matches!(log.compressor().budget(&new_extent(), &over), Err(Stopped::Deadline)));
     drop((first, others));
     assert!(log.compressor().budget(&new_extent(), &Call::foreground()).is_ok());
 }

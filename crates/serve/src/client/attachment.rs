@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use dalsegno_core::{Clock, Error, ErrorKind, NamespaceId, Nanos, Result, StoreId};
+use dalsegno_core::{Clock, Error, ErrorKind, NamespaceId, Nanos, Result, Stopped, StoreId};
 use dalsegno_io::{Memory, SystemClock};
 use parking_lot::Mutex;
 
@@ -280,7 +280,7 @@ impl Attachment {
             self.reach.send(limit, |timeout| connection.send_window(window, timeout))?;
             let reply = self.reach.answer(connection, limit)?;
             if !matches!(wire::decode(&reply), Ok((Reply::Done, _))) {
-                return Err(Lost::NoMemory);
+                return Err(Stopped::Busy.into());
             }
             connection.window_is_known(window);
         }

@@ -6,10 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use dalsegno_core::{Error, ErrorKind};
+use dalsegno_core::{Error, ErrorKind, Stopped};
 use dalsegno_io::{Channel, ChannelError, Claim, Counters, Frame, IoError, Memory, Region};
 
-use super::limit::Lost;
 use super::shared::Shared;
 use crate::wire::{
     self, MOST_FRAME_BYTES, OLDEST_VERSION, Reply, Request, VERSION, WINDOW_HEADER_BYTES,
@@ -315,8 +314,8 @@ impl Connection {
         blocks: &[Vec<Memory>],
         bytes: usize,
         is_over: impl Fn() -> bool,
-    ) -> std::result::Result<Arc<Window>, Lost> {
-        let no_memory = |_| Lost::NoMemory;
+    ) -> std::result::Result<Arc<Window>, Stopped> {
+        let no_memory = |_| Stopped::Busy;
         let window = match self.own.take().filter(|window| window.bytes() >= bytes) {
             Some(window) => window,
             None => Arc::new(Window::empty(bytes.max(KEPT_BYTES)).map_err(no_memory)?),
@@ -327,7 +326,7 @@ impl Connection {
         for piece in blocks.iter().flatten().flat_map(|piece| piece.as_slice().chunks(PIECE_BYTES))
         {
             if is_over() {
-                return Err(Lost::Late);
+                return Err(Stopped::Deadline);
             }
             end += piece.len();
             window.provide(end).map_err(no_memory)?;

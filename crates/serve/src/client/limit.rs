@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dalsegno_core::{Clock, Deadline, Nanos};
+use dalsegno_core::{Clock, Deadline, Nanos, Stopped};
 use dalsegno_store::{Cancel, Cause};
 
 /// Why there is no answer.
@@ -10,12 +10,8 @@ use dalsegno_store::{Cancel, Cause};
 pub(super) enum Lost {
     /// The server is gone, or does not respond.
     Away,
-    /// The call's deadline passed.
-    Late,
-    /// The call was cancelled.
-    Cancelled,
-    /// There is no memory for the bytes of a put.
-    NoMemory,
+    /// The call ended early, or there is no memory for the bytes of a put.
+    Stopped(Stopped),
     /// The server has no connection for this client.
     Refused,
     /// The connection ended before the reply.
@@ -26,10 +22,15 @@ impl Lost {
     pub(super) fn cause(self) -> Cause {
         match self {
             Self::Away | Self::Ended => Cause::Suspended,
-            Self::Late => Cause::Deadline,
-            Self::Cancelled => Cause::Cancelled,
-            Self::NoMemory | Self::Refused => Cause::Throttled,
+            Self::Stopped(stopped) => stopped.into(),
+            Self::Refused => Cause::Throttled,
         }
+    }
+}
+
+impl From<Stopped> for Lost {
+    fn from(stopped: Stopped) -> Self {
+        Self::Stopped(stopped)
     }
 }
 
@@ -50,20 +51,23 @@ impl Limit {
     ///
     /// # Errors
     ///
-    /// [`Lost::Late`] if none is.
-    pub(super) fn left(&self, clock: &dyn Clock) -> Result<Option<Duration>, Lost> {
+    /// [`Stopped::Deadline`] if none is.
+    pub(super) fn left(&self, clock: &dyn Clock) -> Result<Option<Duration>, Stopped> {
         let now = clock.now();
-        if self.deadline.expired(now) { Err(Lost::Late) } else { Ok(self.deadline.remaining(now)) }
+        if self.deadline.expired(now) {
+            return Err(Stopped::Deadline);
+        }
+        Ok(self.deadline.remaining(now))
     }
 
     /// Fails once the call has ended: its deadline passed, or it was cancelled.
     ///
     /// # Errors
     ///
-    /// [`Lost::Late`] or [`Lost::Cancelled`].
-    pub(super) fn check(&self, clock: &dyn Clock) -> Result<(), Lost> {
+    /// [`Stopped::Deadline`] or [`Stopped::Cancelled`].
+    pub(super) fn check(&self, clock: &dyn Clock) -> Result<(), Stopped> {
         if self.cancel.as_ref().is_some_and(Cancel::is_cancelled) {
-            return Err(Lost::Cancelled);
+            return Err(Stopped::Cancelled);
         }
         self.left(clock).map(drop)
     }

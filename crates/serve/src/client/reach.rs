@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use dalsegno_core::{Clock, Deadline, Nanos};
+use dalsegno_core::{Clock, Deadline, Nanos, Stopped};
 use dalsegno_io::{ChannelError, SystemClock};
 use dalsegno_store::Cancel;
 
@@ -188,21 +188,21 @@ impl Reach {
             }
             if is_over(limit.deadline, now) {
                 self.note_silence(sent_at);
-                return Err(Lost::Late);
+                return Err(Stopped::Deadline.into());
             }
             if limit.cancel.as_ref().is_some_and(Cancel::is_cancelled) {
-                return Err(Lost::Cancelled);
+                return Err(Stopped::Cancelled.into());
             }
         }
     }
 
     /// The time that a call has left; `None` without a deadline.
-    pub(super) fn left(&self, limit: &Limit) -> std::result::Result<Option<Duration>, Lost> {
+    pub(super) fn left(&self, limit: &Limit) -> std::result::Result<Option<Duration>, Stopped> {
         limit.left(&self.clock)
     }
 
     /// Fails once a call has ended.
-    pub(super) fn check(&self, limit: &Limit) -> std::result::Result<(), Lost> {
+    pub(super) fn check(&self, limit: &Limit) -> std::result::Result<(), Stopped> {
         limit.check(&self.clock)
     }
 
@@ -210,7 +210,7 @@ impl Reach {
     fn lost(&self, error: &ChannelError, beat: u64) -> Lost {
         if matches!(error, ChannelError::Timeout) {
             self.note_silence(beat);
-            return Lost::Late;
+            return Stopped::Deadline.into();
         }
         tracing::debug!(%error, "a connection to the server ended");
         Lost::Ended
@@ -240,7 +240,7 @@ impl Reach {
                 Turn::Wait => {}
             }
             if limit.cancel.as_ref().is_some_and(Cancel::is_cancelled) {
-                return Err(Lost::Cancelled);
+                return Err(Stopped::Cancelled.into());
             }
             let left = self.left(limit)?;
             // One of its own comes back in any case.

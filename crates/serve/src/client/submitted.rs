@@ -6,11 +6,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::Clock;
+use dalsegno_core::{Clock, Stopped};
 use dalsegno_store::Cancel;
 use parking_lot::{Condvar, Mutex};
 
-use super::limit::{Limit, Lost};
+use super::limit::Limit;
 
 /// How soon a cancelled call notices.
 const CANCEL_POLL: Duration = Duration::from_millis(10);
@@ -48,13 +48,13 @@ impl SubmittedPuts {
     ///
     /// # Errors
     ///
-    /// [`Lost::Late`] or [`Lost::Cancelled`] if the call ends first.
-    pub(super) fn wait_for_earlier(&self, limit: &Limit, clock: &dyn Clock) -> Result<(), Lost> {
+    /// [`Stopped::Deadline`] or [`Stopped::Cancelled`] if the call ends first.
+    pub(super) fn wait_for_earlier(&self, limit: &Limit, clock: &dyn Clock) -> Result<(), Stopped> {
         let mut numbers = self.numbers.lock();
         let next = numbers.next;
         while numbers.running.first().is_some_and(|first| *first < next) {
             if limit.cancel.as_ref().is_some_and(Cancel::is_cancelled) {
-                return Err(Lost::Cancelled);
+                return Err(Stopped::Cancelled);
             }
             let left = limit.left(clock)?;
             let poll = limit.cancel.as_ref().map(|_| CANCEL_POLL);

@@ -9,7 +9,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{Clock, ManualClock, Nanos};
+use dalsegno_core::{Clock, ManualClock, Nanos, Stopped};
 use dalsegno_far::{
     Ask, Listed, MemoryTier, Object, ObjectName, Tier, TierFacts, WriterId, wait_for,
 };
@@ -198,7 +198,7 @@ impl RoughTier {
             None => call(&self.mount, ask),
             Some(Trouble::Hangs) => {
                 self.clock.advance(HANG);
-                ask.answer(Err(IoError::Deadline));
+                ask.answer(Err(IoError::Stopped(Stopped::Deadline)));
             }
             Some(_) => ask.answer(Err(system(EIO))),
         }
@@ -219,7 +219,7 @@ impl RoughTier {
                 self.clock.advance(HANG);
                 let change = Box::new(move |mount: &MemoryTier| call(mount, nowhere()));
                 self.mood.lock().late.push((self.clock.now(), change));
-                ask.answer(Err(IoError::Deadline));
+                ask.answer(Err(IoError::Stopped(Stopped::Deadline)));
             }
             Some(_) => ask.answer(Err(system(EIO))),
         }

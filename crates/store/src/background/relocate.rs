@@ -5,7 +5,7 @@
 //! 3. Neighbours of a lineage move as one extent, so freeing space also merges.
 //! 4. Each step inside an extent waits for the device: a late read says nothing about the bytes.
 
-use dalsegno_core::Extent;
+use dalsegno_core::{Extent, Stopped};
 use dalsegno_extent::{Call, Cause, NewExtent};
 use dalsegno_index::Unread;
 use dalsegno_io::{IoError, lend};
@@ -44,7 +44,7 @@ pub(crate) fn extents_in(engine: &Engine, segment: u64) -> Result<Vec<Extent>, L
     }
     match failure {
         None => Ok(extents),
-        Some(LogError::Io(error @ (IoError::Deadline | IoError::Busy))) => Err(LogError::Io(error)),
+        Some(LogError::Io(error @ IoError::Stopped(_))) => Err(LogError::Io(error)),
         // A read that fails again while the device responds met bad bytes.
         Some(_) => engine.log.recycler().check_reads(segment).map(|()| extents),
     }
@@ -80,7 +80,7 @@ fn query_index<R>(
     query: impl Fn() -> Result<R, Unread>,
 ) -> Result<R, LogError> {
     let check_speed = |error: &Unread| {
-        if error.is_put_off() { Err(LogError::Io(IoError::Busy)) } else { Ok(()) }
+        if error.is_put_off() { Err(Stopped::Busy) } else { Ok(()) }
     };
     match query() {
         Ok(answer) => return Ok(answer),
@@ -133,7 +133,7 @@ fn move_row(engine: &Engine, row: &[&Extent]) -> Result<Moved, LogError> {
     let outcomes = read_blocks(&engine.log, row, &wanted, &mut bytes);
     let is_late = |cause: Cause| matches!(cause, Cause::Throttled | Cause::Deadline);
     if outcomes.iter().any(|outcome| outcome.is_err_and(is_late)) {
-        return Err(LogError::Io(IoError::Busy));
+        return Err(Stopped::Busy.into());
     }
     let good: Vec<bool> = outcomes.iter().map(Result::is_ok).collect();
     let may_be_good = |cause: Cause| !cause.is_damage() && cause != Cause::Recycled;

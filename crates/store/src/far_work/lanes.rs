@@ -297,7 +297,7 @@ impl PublishDuty {
         if self.far.write == FarWrite::Evict {
             described = self.describe_all(publisher);
         }
-        if matches!(described, Err(IoError::Deadline)) {
+        if described.as_ref().is_err_and(IoError::is_late) {
             return described;
         }
         publisher.evict().and(described)
@@ -336,7 +336,7 @@ impl Duty for PublishDuty {
         }
         if self.clock.now() >= self.paused_until && failed.is_none() {
             let added = self.add_some(&mut publisher, stop);
-            let hangs = matches!(added, Err(IoError::Deadline));
+            let hangs = added.as_ref().is_err_and(IoError::is_late);
             let kept_up = if hangs { Ok(()) } else { self.keep_up(&mut publisher) };
             is_behind = matches!(added, Ok(true));
             failed = added.err().or(kept_up.err());

@@ -1,6 +1,6 @@
 //! Jobs that a call waits for within its terms. What it leaves behind is still done.
 
-use dalsegno_core::Clock;
+use dalsegno_core::{Clock, Stopped};
 use dalsegno_extent::Call;
 use dalsegno_io::{IoError, JobLane, JobPlace};
 use dalsegno_log::LogError;
@@ -12,7 +12,7 @@ pub(crate) type Answer = Result<(), LogError>;
 ///
 /// # Errors
 ///
-/// The error of the work. [`LogError::Deadline`] or [`LogError::Cancelled`] if the call is over first: then the work
+/// The error of the work. [`Stopped::Deadline`] or [`Stopped::Cancelled`] if the call is over first: then the work
 /// goes on, unless it found no place in the queue and is dropped.
 pub(crate) fn run_blocking(
     lane: &JobLane,
@@ -28,7 +28,7 @@ pub(crate) fn run_blocking(
 ///
 /// # Errors
 ///
-/// [`LogError::Deadline`] or [`LogError::Cancelled`] if the call is over first, [`IoError::Closed`] if the lane is
+/// [`Stopped::Deadline`] or [`Stopped::Cancelled`] if the call is over first, [`IoError::Closed`] if the lane is
 /// closed.
 pub(crate) fn keep_place<'a>(
     lane: &'a JobLane,
@@ -37,7 +37,7 @@ pub(crate) fn keep_place<'a>(
 ) -> Result<JobPlace<'a>, LogError> {
     loop {
         match lane.keep_place(call.timeout(clock)?) {
-            Err(IoError::Busy) => {}
+            Err(IoError::Stopped(Stopped::Busy)) => {}
             kept => return Ok(kept?),
         }
     }

@@ -75,7 +75,7 @@ pub(crate) fn open_far(
     if limits.far_capacity_bytes.is_none() && tier.facts().state == TierState::Open {
         match wait_for(clock, SPACE_TIMEOUT, |ask| tier.space(ask)) {
             Ok(space) => limits.far_capacity_bytes = Some(space.total_bytes / FAR_SHARE),
-            Err(IoError::Deadline) => tracing::warn!("the far directory does not respond"),
+            Err(error) if error.is_late() => tracing::warn!("the far directory does not respond"),
             Err(error) => return Err(unusable(location, error)),
         }
     }

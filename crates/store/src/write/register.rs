@@ -78,7 +78,7 @@ fn describe(
         Ok(())
     });
     match described {
-        Err(LogError::Deadline) if compression.is_plain() => {
+        Err(LogError::Io(error)) if error.is_late() && compression.is_plain() => {
             tracing::warn!("the device does not respond; a namespace is not described on it yet");
             Ok(())
         }

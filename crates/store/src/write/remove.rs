@@ -16,10 +16,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use dalsegno_core::{
     ChainHash, Error, ErrorKind, IndexChoice, MAX_EXTENT_BLOCKS, NamespaceId, Result,
 };
-use dalsegno_extent::{Call, TransferError};
+use dalsegno_extent::Call;
 use dalsegno_far::{Removal, RemovalId};
 use dalsegno_index::Scope;
-use dalsegno_io::JobLane;
+use dalsegno_io::{IoError, JobLane};
 use dalsegno_log::{Log, LogError, Removals};
 
 use crate::background::evict::make_space;
@@ -296,7 +296,7 @@ fn not_named() -> Error {
 
 fn not_begun(error: LogError) -> Error {
     match error {
-        LogError::Deadline | LogError::Cancelled => {
+        LogError::Io(IoError::Stopped(_)) => {
             let message = "nothing was removed: other removals wait for the store's device; remove these blocks again";
             Error::new(ErrorKind::Unavailable, message).with_source(error)
         }
@@ -304,7 +304,7 @@ fn not_begun(error: LogError) -> Error {
     }
 }
 
-fn not_awaited(late: TransferError) -> Error {
+fn not_awaited(late: IoError) -> Error {
     let message = "the removal continues in the background: its blocks are no longer found, and it becomes durable \
                    when the store's device responds";
     Error::new(ErrorKind::Unavailable, message).with_source(late)

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::support::{chain, config, get, namespace, open, put};
-use dalsegno_core::SpaceFacts;
+use dalsegno_core::{SpaceFacts, Stopped};
 use dalsegno_extent::format::{NamespaceSector, namespace_file};
 use dalsegno_io::{
     BufferPool, Device, DirEntry, DirectoryOptions, FileId, Geometry, IoError, LocalDirectory,
@@ -120,7 +120,7 @@ impl Source for Stubborn {
 
 impl Device for Stubborn {
     fn remove(&self, _: &str) -> Result<(), IoError> {
-        Err(IoError::Busy)
+        Err(IoError::Stopped(Stopped::Busy))
     }
 
     fn open(&self, name: &str, mode: OpenMode) -> Result<Opened, IoError> {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{Sender, unbounded};
+use dalsegno_core::Stopped;
 use dalsegno_io::{Class, Completion, FileId, IoError, Memory, Operation, Request};
 
 use super::objects::{OpenTier, Subject, content, numbered, percentile_us};
@@ -58,7 +59,8 @@ pub(super) fn publish(
             if in_flight == 0 {
                 break;
             }
-            let reply = replies.next(subject.until(LIMIT)).ok_or(IoError::Deadline)?;
+            let reply =
+                replies.next(subject.until(LIMIT)).ok_or(IoError::Stopped(Stopped::Deadline))?;
             reply.result?;
             in_flight -= 1;
             published += PACK_BYTES as u64;
@@ -191,7 +193,7 @@ impl<'a> Reads<'a> {
 
     /// Waits for one.
     fn wait(&mut self) -> Result<(), IoError> {
-        let completion = self.replies.recv_timeout(LIMIT).map_err(|_| IoError::Deadline)?;
+        let completion = self.replies.recv_timeout(LIMIT).map_err(|_| Stopped::Deadline)?;
         self.in_flight -= 1;
         self.free.extend(completion.memory);
         completion.result

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use crossbeam_channel::bounded;
-use dalsegno_core::Deadline;
+use dalsegno_core::{Deadline, Stopped};
 use dalsegno_io::IoError;
 
 use super::objects::{Subject, content, in_memory, percentile_us};
@@ -141,7 +141,7 @@ fn publish_while_reading(
             return reply.result;
         }
         if end.expired(subject.now()) {
-            return Err(IoError::Deadline);
+            return Err(IoError::Stopped(Stopped::Deadline));
         }
         if let Ok(read) = fetch(subject, pack) {
             seen.early_reads += 1;

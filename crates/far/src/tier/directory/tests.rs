@@ -1,6 +1,6 @@
 use super::*;
 use crossbeam_channel::{Receiver, bounded};
-use dalsegno_core::Nanos;
+use dalsegno_core::{Nanos, Stopped};
 use dalsegno_io::{SystemClock, Workers};
 
 use crate::replies::wait_for;
@@ -90,12 +90,12 @@ fn a_call_that_is_late_or_refused_or_queued_at_the_end_gets_the_reason() {
     let dir = tempfile::tempdir().unwrap();
     let tier = small_tier(dir.path());
     let late = report(&tier, &tier.reads, Deadline::At(Nanos::default()));
-    assert!(matches!(late.recv_timeout(LIMIT).unwrap(), Err(IoError::Deadline)));
+    assert!(matches!(late.recv_timeout(LIMIT).unwrap(), Err(IoError::Stopped(Stopped::Deadline))));
     let (release, held) = bounded(0);
     (0..2).for_each(|_| hang(&tier, &tier.others, &held));
     let queued = [(); 2].map(|()| report(&tier, &tier.others, Deadline::Never));
     let refused = report(&tier, &tier.others, Deadline::Never);
-    assert!(matches!(refused.try_recv().unwrap(), Err(IoError::Busy)));
+    assert!(matches!(refused.try_recv().unwrap(), Err(IoError::Stopped(Stopped::Busy))));
     let mut workers = Workers::new();
     workers.start("drops", move || drop(tier)).unwrap();
     for result in queued {

@@ -1,5 +1,5 @@
 use crossbeam_channel::unbounded;
-use dalsegno_core::{ManualClock, StoreId};
+use dalsegno_core::{ManualClock, Stopped, StoreId};
 
 use super::*;
 
@@ -79,5 +79,5 @@ fn ages_and_deadlines_follow_the_clock_of_the_location() {
     let (reply, replies) = unbounded();
     tier.space(Ask { tag: 9, deadline: Deadline::At(clock.now()), reply });
     let late = replies.try_recv().unwrap();
-    assert!(late.tag == 9 && matches!(late.result, Err(IoError::Deadline)));
+    assert!(late.tag == 9 && matches!(late.result, Err(IoError::Stopped(Stopped::Deadline))));
 }

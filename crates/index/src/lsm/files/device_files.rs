@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use crossbeam_channel::bounded;
-use dalsegno_core::Deadline;
+use dalsegno_core::{Deadline, Stopped};
 use dalsegno_io::{
     Class, Device, DirEntry, FileId, IoError, Memory, OpenMode, Opened, Operation, PageBuffer,
     Request, WaitLimit, lend,
@@ -55,7 +55,7 @@ impl DeviceFiles {
         let answered = match wait {
             WaitLimit::Unlimited => answer.recv().map_err(|_| IoError::Closed)?,
             WaitLimit::Until { instant, .. } => {
-                answer.recv_deadline(instant).map_err(|_| IoError::Deadline)?
+                answer.recv_deadline(instant).map_err(|_| Stopped::Deadline)?
             }
         };
         answered.result.map(|()| answered.memory)

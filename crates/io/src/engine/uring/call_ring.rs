@@ -13,7 +13,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::Clock;
+use dalsegno_core::{Clock, Stopped};
 use io_uring::{IoUring, cqueue, types};
 use parking_lot::Mutex;
 
@@ -202,7 +202,7 @@ impl CallRing {
             CallStart::NotYet(request) => return Some(request),
         };
         if queued.is_late(&*self.pool.clock) {
-            queued.finish(Err(IoError::Deadline));
+            queued.finish(Err(IoError::Stopped(Stopped::Deadline)));
             self.return_places();
         } else {
             ring.launch(InFlight::listed(queued));

@@ -13,7 +13,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::Clock;
+use dalsegno_core::{Clock, Stopped};
 use io_uring::{IoUring, opcode, squeue, types};
 
 use super::call_ring::CallRingPool;
@@ -126,7 +126,7 @@ impl RingOwner {
 
     fn launch(&mut self, queued: QueuedRequest) -> io::Result<()> {
         if queued.is_late(&*self.clock) {
-            queued.finish(Err(IoError::Deadline));
+            queued.finish(Err(IoError::Stopped(Stopped::Deadline)));
             return Ok(());
         }
         self.start(InFlight::new(queued))

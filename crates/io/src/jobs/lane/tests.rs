@@ -1,4 +1,5 @@
 use super::*;
+use dalsegno_core::Stopped;
 use crossbeam_channel::{Sender, unbounded};
 
 const WAIT: Duration = Duration::from_secs(30);
@@ -72,10 +73,10 @@ fn a_full_queue_refuses_and_gives_a_place_when_one_is_free() {
     started.recv_timeout(WAIT).unwrap();
     let queued = quick(&lane);
     let kept = lane.keep_place(NO_WAIT).unwrap();
-    assert!(matches!(lane.keep_place(NO_WAIT), Err(IoError::Busy)));
+    assert!(matches!(lane.keep_place(NO_WAIT), Err(IoError::Stopped(Stopped::Busy))));
     drop(kept);
     let kept = lane.keep_place(NO_WAIT).unwrap();
-    assert!(matches!(lane.keep_place(Some(Duration::from_millis(1))), Err(IoError::Busy)));
+    assert!(matches!(lane.keep_place(Some(Duration::from_millis(1))), Err(IoError::Stopped(Stopped::Busy))));
     drop(release);
     assert!(lane.keep_place(Some(WAIT)).is_ok());
     ended(&kept.ask(|| Ok(()))).unwrap();
@@ -133,9 +134,9 @@ fn an_inline_lane_runs_a_job_before_its_start_returns() {
     for _ in 0..2 {
         let answer = lane.keep_place(None).unwrap().ask(move || {
             assert_eq!(std::thread::current().id(), here);
-            Err::<(), _>(IoError::Deadline)
+            Err::<(), _>(IoError::Stopped(Stopped::Deadline))
         });
-        assert!(matches!(answer.try_recv(), Ok(Err(IoError::Deadline))));
+        assert!(matches!(answer.try_recv(), Ok(Err(IoError::Stopped(Stopped::Deadline)))));
     }
     lane.close();
     assert!(matches!(lane.keep_place(None), Err(IoError::Closed)));
