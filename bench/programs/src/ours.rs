@@ -4,9 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dalsegno_core::{EngineChoice, StoreId};
+use dalsegno_core::{Clock, Deadline, EngineChoice, StoreId};
 use dalsegno_index::{Index, LsmIndex, LsmOptions, Scope};
-use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, SystemClock, WaitLimit};
+use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, SystemClock};
 use dalsegno_policy::recency::Use;
 
 use crate::engine::Engine;
@@ -35,12 +35,13 @@ impl Dalsegno {
             depth: 2,
             ..DirectoryOptions::default()
         };
-        let device = LocalDirectory::open(dir, options, &pool, Arc::new(SystemClock::new()))
-            .expect("a directory");
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+        let device =
+            LocalDirectory::open(dir, options, &pool, Arc::clone(&clock)).expect("a directory");
         let options = LsmOptions { cache_bytes, ..LsmOptions::default() };
         let before = Instant::now();
         let (index, cover) =
-            LsmIndex::open(Arc::new(device), StoreId([1; 16]), options).expect("an index");
+            LsmIndex::open(Arc::new(device), clock, StoreId([1; 16]), options).expect("an index");
         let opened_s = before.elapsed().as_secs_f64();
         let covered = cover.and_then(|cover| Some(u64::from_le_bytes(*cover.first_chunk()?)));
         let covered = covered.unwrap_or(0);
@@ -67,7 +68,7 @@ impl Engine for Dalsegno {
         }
         let used = Use::written(first);
         assert_eq!(
-            u64::from(self.index.insert(extent(first), used, &|_| true, WaitLimit::Unlimited)),
+            u64::from(self.index.insert(extent(first), used, &|_| true, Deadline::Never)),
             EXTENT_BLOCKS
         );
         self.put_blocks = first + EXTENT_BLOCKS;
@@ -79,7 +80,7 @@ impl Engine for Dalsegno {
     }
 
     fn has(&mut self, block: u64) -> bool {
-        self.index.probe(NAMESPACE, &[hash(block)], WaitLimit::Unlimited) == 1
+        self.index.probe(NAMESPACE, &[hash(block)], Deadline::Never) == 1
     }
 
     fn scan(&mut self, chain: u64) -> u64 {
@@ -88,7 +89,7 @@ impl Engine for Dalsegno {
             NAMESPACE,
             &hashes(first..first + CHAIN_BLOCKS),
             Scope::Prefix,
-            WaitLimit::Unlimited,
+            Deadline::Never,
         );
         runs.iter().map(|run| u64::from(run.count)).sum()
     }

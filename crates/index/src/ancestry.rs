@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use dalsegno_core::{ChainHash, Extent};
-use dalsegno_io::WaitLimit;
+use dalsegno_core::{ChainHash, Deadline, Extent};
 use dalsegno_policy::recency::{Ancestry, MOST_ANCESTORS, raise_chain};
 
 use crate::answers::{Run, Scope};
@@ -13,7 +12,7 @@ use crate::index::Index;
 struct InRound<'a> {
     index: &'a dyn Index,
     round: u64,
-    wait: WaitLimit,
+    deadline: Deadline,
 }
 
 impl Ancestry for InRound<'_> {
@@ -24,22 +23,22 @@ impl Ancestry for InRound<'_> {
     }
 
     fn parent(&self, extent: &Arc<Extent>) -> Option<Arc<Extent>> {
-        parent_of(self.index, extent, self.wait)
+        parent_of(self.index, extent, self.deadline)
     }
 }
 
 /// The extent that holds the block before an extent's first one.
-fn parent_of(index: &dyn Index, extent: &Extent, wait: WaitLimit) -> Option<Arc<Extent>> {
+fn parent_of(index: &dyn Index, extent: &Extent, deadline: Deadline) -> Option<Arc<Extent>> {
     if extent.parent == ChainHash::default() {
         return None;
     }
-    let runs = index.resolve(extent.namespace, &[extent.parent], Scope::Each, wait);
+    let runs = index.resolve(extent.namespace, &[extent.parent], Scope::Each, deadline);
     runs.into_iter().next().map(|run| run.extent)
 }
 
 /// Counts a use of these runs: raises their extents and all ancestors of them.
-pub fn note_use(index: &dyn Index, runs: &[Run], round: u64, wait: WaitLimit) {
-    let in_round = InRound { index, round, wait };
+pub fn note_use(index: &dyn Index, runs: &[Run], round: u64, deadline: Deadline) {
+    let in_round = InRound { index, round, deadline };
     let mut before: Option<&Run> = None;
     // From the front, so that an ancestor is never less recent than its dependents.
     for run in runs {
@@ -54,9 +53,9 @@ pub fn note_use(index: &dyn Index, runs: &[Run], round: u64, wait: WaitLimit) {
 }
 
 /// Counts a use of the ancestors of a new extent.
-pub fn raise_parent(index: &dyn Index, extent: &Extent, round: u64, wait: WaitLimit) {
-    if let Some(parent) = parent_of(index, extent, wait) {
-        raise_chain(&InRound { index, round, wait }, &parent);
+pub fn raise_parent(index: &dyn Index, extent: &Extent, round: u64, deadline: Deadline) {
+    if let Some(parent) = parent_of(index, extent, deadline) {
+        raise_chain(&InRound { index, round, deadline }, &parent);
     }
 }
 
@@ -83,11 +82,11 @@ pub fn lift_ancestors(index: &dyn Index, extents: &[Arc<Extent>]) {
 
 /// Lifts the ancestors of an extent, up to one that is as recent.
 fn lift_chain(index: &dyn Index, extent: &Arc<Extent>, last: u64) {
-    let mut next = parent_of(index, extent, WaitLimit::Unlimited);
+    let mut next = parent_of(index, extent, Deadline::Never);
     for _ in 0..MOST_ANCESTORS {
         match next {
             Some(parent) if index.lift(&parent, last) => {
-                next = parent_of(index, &parent, WaitLimit::Unlimited);
+                next = parent_of(index, &parent, Deadline::Never);
             }
             _ => return,
         }

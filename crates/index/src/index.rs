@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use dalsegno_core::{ChainHash, Extent, NamespaceId};
-use dalsegno_io::WaitLimit;
+use dalsegno_core::{ChainHash, Deadline, Extent, NamespaceId};
 use dalsegno_policy::recency::Use;
 use dalsegno_policy::reclaim::LiveExtent;
 
@@ -14,8 +13,8 @@ use crate::answers::{Placement, Removed, Run, Scope, Unread};
 /// 1. A block points to at most one extent, and the hash list of that extent contains the full hash of the block.
 /// 2. An extent is in the index as long as at least one block points to it.
 /// 3. All calls are atomic: a reader sees all of an insertion, removal or replacement, or nothing.
-/// 4. Calls with a [`WaitLimit`] wait for files no longer than that. What they do not find in time counts as absent.
-///    The other calls are for background work, and wait as long as the device takes.
+/// 4. Calls with a [`Deadline`] wait for files no longer than that. What they do not find in time counts as absent.
+///    The other calls, and those with [`Deadline::Never`], wait as long as the device takes. No call can be cancelled.
 pub trait Index: Send + Sync + std::fmt::Debug {
     /// Makes the blocks of an extent visible that `wanted` selects and that no other extent holds. Returns how many
     /// became visible. If none did, the extent is not kept.
@@ -24,12 +23,12 @@ pub trait Index: Send + Sync + std::fmt::Debug {
         extent: Extent,
         used: Use,
         wanted: &dyn Fn(&ChainHash) -> bool,
-        wait: WaitLimit,
+        deadline: Deadline,
     ) -> u32;
 
     /// How many leading hashes of `chain` are present. `chain` may start at any block of a prompt.
-    fn probe(&self, namespace: NamespaceId, chain: &[ChainHash], wait: WaitLimit) -> usize {
-        let runs = self.resolve(namespace, chain, Scope::Prefix, wait);
+    fn probe(&self, namespace: NamespaceId, chain: &[ChainHash], deadline: Deadline) -> usize {
+        let runs = self.resolve(namespace, chain, Scope::Prefix, deadline);
         runs.iter().map(|run| run.count as usize).sum()
     }
 
@@ -39,7 +38,7 @@ pub trait Index: Send + Sync + std::fmt::Debug {
         namespace: NamespaceId,
         hashes: &[ChainHash],
         scope: Scope,
-        wait: WaitLimit,
+        deadline: Deadline,
     ) -> Vec<Run>;
 
     /// The place of a put that starts with `first`. That is after its parent in the parent's lineage if that place is
@@ -50,7 +49,7 @@ pub trait Index: Send + Sync + std::fmt::Debug {
         parent: Option<ChainHash>,
         first: ChainHash,
         first_index: u32,
-        wait: WaitLimit,
+        deadline: Deadline,
     ) -> Placement;
 
     /// Moves the blocks that still point to one of `old` to `new`, in one step: several extents become one or a few.
@@ -69,11 +68,11 @@ pub trait Index: Send + Sync + std::fmt::Debug {
     fn remove_namespace(&self, namespace: NamespaceId) -> Removed;
 
     /// Removes an extent with all its blocks.
-    fn remove_extent(&self, extent: &Extent, wait: WaitLimit) -> Removed;
+    fn remove_extent(&self, extent: &Extent, deadline: Deadline) -> Removed;
 
     /// Removes these blocks of an extent, as far as they point to it; `blocks` are positions in it. Does nothing if
-    /// that would take longer than `wait`: the next reader that finds them damaged removes them then.
-    fn remove_from_extent(&self, extent: &Extent, blocks: &[u32], wait: WaitLimit) -> Removed;
+    /// that would take beyond `deadline`: the next reader that finds them damaged removes them then.
+    fn remove_from_extent(&self, extent: &Extent, blocks: &[u32], deadline: Deadline) -> Removed;
 
     /// Removes everything in a segment up to `epoch`, because the segment is recycled. Returns how many blocks were
     /// visible.

@@ -7,8 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use dalsegno_core::{ChainHash, Extent, ExtentId, NamespaceId};
-use dalsegno_io::WaitLimit;
+use dalsegno_core::{ChainHash, Deadline, Extent, ExtentId, NamespaceId};
 use dalsegno_policy::recency::Use;
 use dalsegno_policy::reclaim::LiveExtent;
 use parking_lot::RwLock;
@@ -120,7 +119,7 @@ impl Index for MemoryIndex {
         extent: Extent,
         used: Use,
         wanted: &dyn Fn(&ChainHash) -> bool,
-        _wait: WaitLimit,
+        _deadline: Deadline,
     ) -> u32 {
         let mut maps = self.maps.write();
         let blocks = &maps.blocks;
@@ -137,7 +136,7 @@ impl Index for MemoryIndex {
         namespace: NamespaceId,
         hashes: &[ChainHash],
         scope: Scope,
-        _wait: WaitLimit,
+        _deadline: Deadline,
     ) -> Vec<Run> {
         let maps = self.maps.read();
         let mut runs: Vec<Run> = Vec::new();
@@ -178,7 +177,7 @@ impl Index for MemoryIndex {
         parent: Option<ChainHash>,
         first: ChainHash,
         first_index: u32,
-        _wait: WaitLimit,
+        _deadline: Deadline,
     ) -> Placement {
         let maps = self.maps.read();
         let own = Placement { lineage: first, first_block_index: first_index };
@@ -241,11 +240,11 @@ impl Index for MemoryIndex {
         removed
     }
 
-    fn remove_extent(&self, extent: &Extent, _wait: WaitLimit) -> Removed {
+    fn remove_extent(&self, extent: &Extent, _deadline: Deadline) -> Removed {
         self.maps.write().remove_extent(extent.id)
     }
 
-    fn remove_from_extent(&self, extent: &Extent, blocks: &[u32], _wait: WaitLimit) -> Removed {
+    fn remove_from_extent(&self, extent: &Extent, blocks: &[u32], _deadline: Deadline) -> Removed {
         self.maps.write().remove_from_extent(extent.id, blocks)
     }
 

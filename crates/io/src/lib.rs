@@ -19,7 +19,6 @@ mod process;
 mod random;
 mod request;
 mod threads;
-mod wait_limit;
 
 pub use channel::{BindError, Channel, ChannelError, Frame, Listener, Occupant, Peer, PeerName};
 pub use clock::SystemClock;
@@ -41,4 +40,3 @@ pub use process::{Process, StopSignal, forked_amid_threads};
 pub use random::random_bytes;
 pub use request::{Class, Completion, FileId, Operation, Request, Watch};
 pub use threads::{Workers, share_work, spawn};
-pub use wait_limit::WaitLimit;

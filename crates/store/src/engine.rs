@@ -3,9 +3,7 @@
 use std::sync::Arc;
 
 use dalsegno_core::{Clock, Limits};
-use dalsegno_extent::Call;
 use dalsegno_index::Index;
-use dalsegno_io::WaitLimit;
 use dalsegno_log::Log;
 
 use crate::counters::Counters;
@@ -36,13 +34,6 @@ pub(crate) struct Engine {
     pub(crate) front: Front,
     /// Blocks beyond this host, if the store has a far tier.
     pub(crate) far: Option<Arc<FarTier>>,
-}
-
-impl Engine {
-    /// How long the index may wait on behalf of a call.
-    pub(crate) fn wait_limit(&self, call: &Call) -> WaitLimit {
-        WaitLimit::until(call.deadline, self.clock.as_ref())
-    }
 }
 
 /// What knows of single blocks in front of the log and the index.

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use dalsegno_core::{
-    ChainHash, EngineChoice, Extent, ExtentId, IndexTuning, KvLayout, Location, Shape, StoreId,
+    ChainHash, Clock, Deadline, EngineChoice, Extent, ExtentId, IndexTuning, KvLayout, Location,
+    Shape, StoreId,
 };
 use dalsegno_index::{Index, LsmIndex, LsmOptions, LsmStats, Scope};
-use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, SystemClock, WaitLimit};
+use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, SystemClock};
 use dalsegno_policy::recency::Use;
 use dalsegno_policy::tuning::{Constants, Facts, Shares, cost};
 use dalsegno_store::testing::Tuner;
@@ -127,8 +128,9 @@ impl Run {
             depth: 2,
             ..DirectoryOptions::default()
         };
-        let device = LocalDirectory::open(dir, engine, &pool, Arc::new(SystemClock::new()))
-            .expect("a directory");
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+        let device =
+            LocalDirectory::open(dir, engine, &pool, Arc::clone(&clock)).expect("a directory");
         let shape = match tuning {
             IndexTuning::Pinned(shape) => shape,
             _ => Shape::default(),
@@ -141,7 +143,7 @@ impl Run {
             ..LsmOptions::default()
         };
         let (index, _) =
-            LsmIndex::open(Arc::new(device), StoreId([1; 16]), options).expect("an index");
+            LsmIndex::open(Arc::new(device), clock, StoreId([1; 16]), options).expect("an index");
         let tuner = Tuner::new(tuning, shape, Vec::new());
         Self {
             index,
@@ -173,14 +175,12 @@ impl Run {
     /// As an engine does with a store: what of the prompt is there is looked for, then got, and the rest is put.
     fn serve(&mut self, prompt: &Prompt) {
         let hashes: Vec<ChainHash> = prompt.blocks.iter().map(|block| hash(*block)).collect();
-        let runs = self.index.resolve(NAMESPACE, &hashes, Scope::Prefix, WaitLimit::Unlimited);
+        let runs = self.index.resolve(NAMESPACE, &hashes, Scope::Prefix, Deadline::Never);
         let found: usize = runs.iter().map(|run| run.count as usize).sum();
         assert_eq!(found, prompt.shared, "the index finds what was put");
-        let got =
-            self.index.resolve(NAMESPACE, &hashes[..found], Scope::Prefix, WaitLimit::Unlimited);
+        let got = self.index.resolve(NAMESPACE, &hashes[..found], Scope::Prefix, Deadline::Never);
         assert_eq!(got.len(), runs.len(), "it finds it again");
-        let absent =
-            self.index.resolve(NAMESPACE, &hashes[found..], Scope::Each, WaitLimit::Unlimited);
+        let absent = self.index.resolve(NAMESPACE, &hashes[found..], Scope::Each, Deadline::Never);
         assert!(absent.is_empty(), "the index finds nothing else");
         let mut at = found;
         while at < hashes.len() {
@@ -194,7 +194,7 @@ impl Run {
         let parent = blocks.start.checked_sub(1).map(|parent| hashes[parent]);
         let number = u32::try_from(blocks.start).expect("a prompt is short");
         let place =
-            self.index.place(NAMESPACE, parent, hashes[blocks.start], number, WaitLimit::Unlimited);
+            self.index.place(NAMESPACE, parent, hashes[blocks.start], number, Deadline::Never);
         self.extents += 1;
         let extent = Extent {
             id: ExtentId(self.extents),
@@ -214,7 +214,7 @@ impl Run {
             hashes: hashes[blocks.clone()].to_vec(),
         };
         let used = Use::written(extent.id.0);
-        let put = self.index.insert(extent, used, &|_| true, WaitLimit::Unlimited);
+        let put = self.index.insert(extent, used, &|_| true, Deadline::Never);
         assert_eq!(put as usize, blocks.len(), "the index takes everything in");
         if self.index.is_full() {
             self.index.freeze(Vec::new());

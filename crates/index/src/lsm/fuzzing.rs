@@ -4,8 +4,8 @@
 
 use std::sync::Arc;
 
-use dalsegno_core::StoreId;
-use dalsegno_io::{Device, WaitLimit};
+use dalsegno_core::{Deadline, StoreId};
+use dalsegno_io::Device;
 
 use crate::lsm::files::device_files::DeviceFiles;
 use crate::lsm::files::table_files::TableFiles;
@@ -107,19 +107,18 @@ pub fn walk_block(bytes: &[u8], table: u64, sector: u64, wanted: &[u8]) -> Optio
 
 /// Opens a table of a device, if it is one, iterates over it, and looks up every key.
 pub fn walk_table(device: Arc<dyn Device>, store: StoreId, number: u64) -> Option<usize> {
-    let files: Arc<dyn TableFiles> = Arc::new(DeviceFiles::new(device, true));
+    let files: Arc<dyn TableFiles> = Arc::new(DeviceFiles::closed(device));
     let table = Arc::new(Table::open(&files, store, number).ok()?);
     let cache = BlockCache::new(1 << 16);
     let mut count = 0;
-    for reading in [
-        ReadMode::Ahead(8192),
-        ReadMode::Cached(cache.clone(), Purpose::Scan, WaitLimit::Unlimited),
-    ] {
+    for reading in
+        [ReadMode::Ahead(8192), ReadMode::Cached(cache.clone(), Purpose::Scan, Deadline::Never)]
+    {
         let mut iter = TableIter::new(&table, &[], reading).ok()?;
         while let Some(key) = iter.key().map(<[u8]>::to_vec) {
             let _ = (
                 iter.value(),
-                table.get(&key, KeyHash::of(&key), &cache, WaitLimit::Unlimited, <[u8]>::len),
+                table.get(&key, KeyHash::of(&key), &cache, Deadline::Never, <[u8]>::len),
             );
             count += 1;
             iter.advance().ok()?;

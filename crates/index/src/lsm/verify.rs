@@ -8,8 +8,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use dalsegno_core::{SECTOR_BYTES, StoreId};
-use dalsegno_io::{Device, IoError, WaitLimit};
+use dalsegno_core::{Deadline, SECTOR_BYTES, StoreId};
+use dalsegno_io::{Device, IoError};
 
 use crate::error::TableError;
 use crate::lsm::files::device_files::DeviceFiles;
@@ -69,7 +69,7 @@ pub fn verify_index(
     store: Option<StoreId>,
     progress: &dyn Fn(u64),
 ) -> Result<IndexCheck, IoError> {
-    let files: Arc<dyn TableFiles> = Arc::new(DeviceFiles::new(device, true));
+    let files: Arc<dyn TableFiles> = Arc::new(DeviceFiles::closed(device));
     let names: Vec<String> = files.list()?.into_iter().map(|entry| entry.name).collect();
     let report = IndexCheck::default();
     let mut check = Check { files, names: &names, store, report, progress };
@@ -182,7 +182,7 @@ impl Check<'_> {
             }
             let bytes = (index.sectors(end - 1).end - from) * SECTOR_BYTES;
             let mut ahead = vec![0; usize::try_from(bytes).expect("64-bit addresses")];
-            if let Err(error) = table.read_sectors(from, &mut ahead, WaitLimit::Unlimited) {
+            if let Err(error) = table.read_sectors(from, &mut ahead, Deadline::Never) {
                 self.note_error(name(), from * SECTOR_BYTES, &error, AT_READ);
                 sound = false;
             } else {

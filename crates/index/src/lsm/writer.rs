@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use dalsegno_io::WaitLimit;
+use dalsegno_core::{Clock, Deadline};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::lsm::memtable::batch::Batch;
@@ -17,6 +17,8 @@ use crate::usage::SegmentSum;
 pub(crate) struct MemtableWriter {
     snapshots: Arc<Snapshots>,
     counts: Arc<ReadCounts>,
+    /// The clock of deadlines.
+    clock: Arc<dyn Clock>,
     /// A memtable of so many bytes becomes a table.
     memtable_bytes: u64,
     right: Mutex<()>,
@@ -32,9 +34,10 @@ impl MemtableWriter {
     pub(crate) fn new(
         snapshots: Arc<Snapshots>,
         counts: Arc<ReadCounts>,
+        clock: Arc<dyn Clock>,
         memtable_bytes: u64,
     ) -> Self {
-        Self { snapshots, counts, memtable_bytes, right: Mutex::default() }
+        Self { snapshots, counts, clock, memtable_bytes, right: Mutex::default() }
     }
 
     /// Waits for the right to write.
@@ -42,10 +45,10 @@ impl MemtableWriter {
         WriteGuard { writer: self, _right: self.right.lock() }
     }
 
-    /// Like [`Self::lock`], but not longer than `wait`: the current writer may wait for the device.
-    pub(crate) fn lock_within(&self, wait: WaitLimit) -> Option<WriteGuard<'_>> {
-        let WaitLimit::Until { instant, .. } = wait else { return Some(self.lock()) };
-        let right = self.right.try_lock_until(instant)?;
+    /// Like [`Self::lock`], but at most until `deadline`: the current writer may wait for the device.
+    pub(crate) fn lock_within(&self, deadline: Deadline) -> Option<WriteGuard<'_>> {
+        let Some(left) = deadline.remaining(self.clock.now()) else { return Some(self.lock()) };
+        let right = self.right.try_lock_for(left)?;
         Some(WriteGuard { writer: self, _right: right })
     }
 
@@ -77,5 +80,32 @@ impl WriteGuard<'_> {
     /// segment.
     pub(crate) fn freeze(&self, checkpoint: Vec<u8>, sums: Vec<SegmentSum>) {
         self.writer.snapshots.freeze(checkpoint, sums);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use dalsegno_core::ManualClock;
+
+    use super::*;
+    use crate::lsm::version::levels::Version;
+
+    #[test]
+    fn the_right_to_write_is_waited_for_until_the_deadline() {
+        let clock = Arc::new(ManualClock::default());
+        let snapshots = Arc::new(Snapshots::new(Version::default()));
+        let writer =
+            MemtableWriter::new(snapshots, Arc::default(), Arc::<ManualClock>::clone(&clock), 1);
+        let within = |time| Deadline::At(clock.now().after(time));
+        let right = writer.lock();
+        for time in [Duration::ZERO, Duration::from_millis(5)] {
+            assert!(writer.lock_within(within(time)).is_none());
+        }
+        drop(right);
+        for deadline in [Deadline::Never, within(Duration::ZERO)] {
+            assert!(writer.lock_within(deadline).is_some(), "{deadline:?}");
+        }
     }
 }

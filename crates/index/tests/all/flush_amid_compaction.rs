@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use dalsegno_core::{
-    ChainHash, EngineChoice, Extent, ExtentId, KvLayout, Location, NamespaceId, StoreId,
+    ChainHash, Clock, Deadline, EngineChoice, Extent, ExtentId, KvLayout, Location, NamespaceId,
+    StoreId,
 };
 use dalsegno_index::{Index, LsmIndex, LsmOptions, Pace};
-use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, SystemClock, WaitLimit};
+use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, SystemClock};
 use dalsegno_policy::recency::Use;
 
 const NAMESPACE: NamespaceId = NamespaceId([4; 16]);
@@ -72,7 +73,7 @@ fn fill(index: &LsmIndex, next: &AtomicU64) {
                 extent(number),
                 Use::written(number),
                 &|_| true,
-                WaitLimit::Unlimited
+                Deadline::Never
             )),
             BLOCKS
         );
@@ -88,8 +89,9 @@ fn memtables_are_flushed_during_a_compaction_and_nothing_is_lost() {
     let pool = BufferPool::new(4 << 20, 1 << 20).unwrap();
     let options =
         DirectoryOptions { engine: EngineChoice::Psync, depth: 1, ..DirectoryOptions::default() };
-    let clock = Arc::new(SystemClock::new());
-    let device = LocalDirectory::open(directory.path(), options, &pool, clock).unwrap();
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+    let device =
+        LocalDirectory::open(directory.path(), options, &pool, Arc::clone(&clock)).unwrap();
     // The tables are small, so that a compaction writes several.
     let options = LsmOptions {
         memtable_bytes: 64 << 10,
@@ -97,7 +99,7 @@ fn memtables_are_flushed_during_a_compaction_and_nothing_is_lost() {
         cache_bytes: 64 << 10,
         ..LsmOptions::default()
     };
-    let (index, _) = LsmIndex::open(Arc::new(device), StoreId([3; 16]), options).unwrap();
+    let (index, _) = LsmIndex::open(Arc::new(device), clock, StoreId([3; 16]), options).unwrap();
     let index = Arc::new(index);
     let next = Arc::new(AtomicU64::new(0));
     let pace = Arc::new(Writer {
@@ -130,11 +132,11 @@ fn memtables_are_flushed_during_a_compaction_and_nothing_is_lost() {
     for number in 0..put {
         let hashes = extent(number).hashes;
         assert_eq!(
-            index.probe(NAMESPACE, &hashes, WaitLimit::Unlimited),
+            index.probe(NAMESPACE, &hashes, Deadline::Never),
             hashes.len(),
             "extent {number} of {put}"
         );
-        assert_eq!(index.probe(NAMESPACE, &hashes[5..6], WaitLimit::Unlimited), 1);
+        assert_eq!(index.probe(NAMESPACE, &hashes[5..6], Deadline::Never), 1);
     }
     assert_eq!(index.counts(), (put, put * BLOCKS));
 }

@@ -9,10 +9,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use dalsegno_core::{
-    ChainHash, EngineChoice, Extent, ExtentId, KvLayout, Location, NamespaceId, StoreId,
+    ChainHash, Clock, Deadline, EngineChoice, Extent, ExtentId, KvLayout, Location, NamespaceId,
+    StoreId,
 };
 use dalsegno_index::{Index, LsmIndex, LsmOptions, Placement, Scope};
-use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, SystemClock, WaitLimit};
+use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, SystemClock};
 use dalsegno_policy::recency::Use;
 
 use crate::dump;
@@ -49,9 +50,10 @@ fn open(dir: &Path, read_only: bool) -> (LsmIndex, Option<Vec<u8>>) {
         read_only,
         ..DirectoryOptions::default()
     };
-    let device = LocalDirectory::open(dir, options, &pool, Arc::new(SystemClock::new())).unwrap();
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+    let device = LocalDirectory::open(dir, options, &pool, Arc::clone(&clock)).unwrap();
     let options = LsmOptions { read_only, ..LsmOptions::default() };
-    LsmIndex::open(Arc::new(device), STORE, options).unwrap()
+    LsmIndex::open(Arc::new(device), clock, STORE, options).unwrap()
 }
 
 /// The extents of the document: two of one lineage, and one that forks off after its second block.
@@ -103,11 +105,11 @@ fn write_index(dir: &Path) {
     for extent in extents() {
         let parent = (extent.parent != ChainHash::default()).then_some(extent.parent);
         let (lineage, first_block_index) = (extent.lineage, extent.first_block_index);
-        let placement = index.place(NAMESPACE, parent, extent.hashes[0], 0, WaitLimit::Unlimited);
+        let placement = index.place(NAMESPACE, parent, extent.hashes[0], 0, Deadline::Never);
         assert_eq!(placement, Placement { lineage, first_block_index });
         let blocks = extent.block_count();
         let used = Use::written(extent.id.0);
-        assert_eq!(index.insert(extent, used, &|_| true, WaitLimit::Unlimited), blocks);
+        assert_eq!(index.insert(extent, used, &|_| true, Deadline::Never), blocks);
     }
     assert_eq!(index.remove_blocks(NAMESPACE, &[REMOVED]).blocks, 1);
     index.freeze(checkpoint());
@@ -131,7 +133,7 @@ fn check_history(index: &LsmIndex) {
     assert!(index.lsm_stats().tables == 1 && !index.is_damaged());
     let chain = [0x11, 0x22, 0x33, 0x44].map(hash);
     let found = |hashes: &[ChainHash], scope| {
-        let runs = index.resolve(NAMESPACE, hashes, scope, WaitLimit::Unlimited);
+        let runs = index.resolve(NAMESPACE, hashes, scope, Deadline::Never);
         let run = |run: &dalsegno_index::Run| {
             (run.at, Extent::clone(&run.extent), run.first_block, run.count)
         };
@@ -140,7 +142,7 @@ fn check_history(index: &LsmIndex) {
     let whole = [(0, first.clone(), 0, 2), (2, second.clone(), 0, 1)];
     assert_eq!(found(&chain, Scope::Prefix), whole);
     assert_eq!(
-        index.probe(NAMESPACE, &chain, WaitLimit::Unlimited),
+        index.probe(NAMESPACE, &chain, Deadline::Never),
         3,
         "the removed block is the fourth"
     );
@@ -148,7 +150,7 @@ fn check_history(index: &LsmIndex) {
     assert_eq!(found(&[REMOVED, hash(0x66)], Scope::Each), []);
     assert_eq!(found(&[hash(0x11)], Scope::Each), [(0, first.clone(), 0, 1)]);
     assert_eq!(
-        index.probe(NamespaceId::default(), &chain, WaitLimit::Unlimited),
+        index.probe(NamespaceId::default(), &chain, Deadline::Never),
         0,
         "another namespace"
     );
@@ -170,7 +172,7 @@ fn the_golden_index_opens_and_finds_exactly_its_blocks() {
         let (index, found) = open(dir.path(), read_only);
         assert_eq!(found, Some(checkpoint()), "read only: {read_only}");
         check_history(&index);
-        let next = index.place(NAMESPACE, Some(hash(0x33)), hash(0x77), 0, WaitLimit::Unlimited);
+        let next = index.place(NAMESPACE, Some(hash(0x33)), hash(0x77), 0, Deadline::Never);
         assert_eq!(next, Placement { lineage: hash(0x77), first_block_index: 3 }, "a fork");
     }
 }

@@ -2,9 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use dalsegno_core::{ChainHash, Extent, ExtentId, KvLayout, Location, NamespaceId};
+use dalsegno_core::{ChainHash, Deadline, Extent, ExtentId, KvLayout, Location, NamespaceId};
 use dalsegno_index::{Index, MemoryIndex, Scope};
-use dalsegno_io::WaitLimit;
 use dalsegno_policy::recency::Use;
 use proptest::prelude::*;
 
@@ -30,7 +29,7 @@ fn extent(id: u64, path: &[u8], first: usize, index: &MemoryIndex) -> Extent {
     let hashes = chain(path);
     let parent = first.checked_sub(1).map(|before| hashes[before]);
     let number = u32::try_from(first).unwrap();
-    let place = index.place(NAMESPACE, parent, hashes[first], number, WaitLimit::Unlimited);
+    let place = index.place(NAMESPACE, parent, hashes[first], number, Deadline::Never);
     Extent {
         id: ExtentId(id),
         born: id,
@@ -82,8 +81,8 @@ type Model = BTreeMap<ChainHash, ExtentId>;
 
 fn check(index: &MemoryIndex, model: &Model, hashes: &[ChainHash]) {
     let expected = hashes.iter().take_while(|hash| model.contains_key(hash)).count();
-    assert_eq!(index.probe(NAMESPACE, hashes, WaitLimit::Unlimited), expected);
-    let runs = index.resolve(NAMESPACE, hashes, Scope::Each, WaitLimit::Unlimited);
+    assert_eq!(index.probe(NAMESPACE, hashes, Deadline::Never), expected);
+    let runs = index.resolve(NAMESPACE, hashes, Scope::Each, Deadline::Never);
     let mut seen = BTreeSet::new();
     for run in &runs {
         for offset in 0..run.count as usize {
@@ -116,7 +115,7 @@ proptest! {
                     }
                     extents.insert(extent.id, extent.clone());
                     let used = Use::written(extent.id.0);
-                    index.insert(extent, used, &|_| true, WaitLimit::Unlimited);
+                    index.insert(extent, used, &|_| true, Deadline::Never);
                 }
                 Step::Probe(path, first) => check(&index, &model, &chain(&path)[first..]),
                 Step::Remove(path, first) => {
@@ -127,7 +126,7 @@ proptest! {
                 Step::DropExtent(pick) => {
                     if let Some(id) = extents.keys().nth(pick).copied() {
                         model.retain(|_, holder| *holder != id);
-                        index.remove_extent(&extents[&id], WaitLimit::Unlimited);
+                        index.remove_extent(&extents[&id], Deadline::Never);
                     }
                 }
                 Step::DropBlocks(pick, first) => {
@@ -140,7 +139,7 @@ proptest! {
                         let gone: Vec<ChainHash> = hashes.filter(held).copied().collect();
                         model.retain(|hash, _| !gone.contains(hash));
                         let blocks: Vec<u32> = blocks.into_iter().map(|(block, _)| block).collect();
-                        let removed = index.remove_from_extent(extent, &blocks, WaitLimit::Unlimited);
+                        let removed = index.remove_from_extent(extent, &blocks, Deadline::Never);
                         prop_assert_eq!(removed.blocks, gone.len() as u64);
                     }
                 }
@@ -183,13 +182,13 @@ proptest! {
 fn a_continuation_joins_its_parents_lineage_and_a_fork_opens_its_own() {
     let index = MemoryIndex::default();
     let root = extent(1, &[0, 0], 0, &index);
-    index.insert(root.clone(), Use::written(1), &|_| true, WaitLimit::Unlimited);
+    index.insert(root.clone(), Use::written(1), &|_| true, Deadline::Never);
     let next = extent(2, &[0, 0, 0], 2, &index);
     assert_eq!((next.lineage, next.first_block_index), (chain(&[0])[0], 2));
-    index.insert(next, Use::written(2), &|_| true, WaitLimit::Unlimited);
+    index.insert(next, Use::written(2), &|_| true, Deadline::Never);
     let fork = extent(3, &[0, 0, 1], 2, &index);
     assert_eq!((fork.lineage, fork.first_block_index), (chain(&[0, 0, 1])[2], 2));
-    index.insert(fork, Use::written(3), &|_| true, WaitLimit::Unlimited);
+    index.insert(fork, Use::written(3), &|_| true, Deadline::Never);
     assert_eq!(index.orphan_descendants(&root, 1), 1);
     assert_eq!(index.orphan_descendants(&root, 10), 1, "the other one");
     assert_eq!(index.orphan_descendants(&root, 10), 0);

@@ -5,12 +5,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use dalsegno_core::{
-    ChainHash, EngineChoice, Extent, ExtentId, KvLayout, Location, NamespaceId, StoreId,
+    ChainHash, Clock, Deadline, EngineChoice, Extent, ExtentId, KvLayout, Location, NamespaceId,
+    StoreId,
 };
 use dalsegno_index::{
     Index, LsmIndex, LsmOptions, MemoryIndex, Scope, lift_ancestors, note_use, raise_parent,
 };
-use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, SystemClock, WaitLimit};
+use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, SystemClock};
 use dalsegno_policy::recency::Use;
 use proptest::prelude::*;
 
@@ -59,8 +60,9 @@ fn step() -> impl Strategy<Value = Step> {
 fn on_disk(dir: &Path) -> LsmIndex {
     let pool = BufferPool::new(16 << 20, 1 << 20).unwrap();
     let options = DirectoryOptions { engine: EngineChoice::Psync, ..DirectoryOptions::default() };
-    let device = LocalDirectory::open(dir, options, &pool, Arc::new(SystemClock::new())).unwrap();
-    LsmIndex::open(Arc::new(device), StoreId([1; 16]), LsmOptions::default()).unwrap().0
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+    let device = LocalDirectory::open(dir, options, &pool, Arc::clone(&clock)).unwrap();
+    LsmIndex::open(Arc::new(device), clock, StoreId([1; 16]), LsmOptions::default()).unwrap().0
 }
 
 /// The extents of an index in its order.
@@ -85,7 +87,7 @@ impl World {
         let places = self
             .indexes
             .iter()
-            .map(|i| i.place(NAMESPACE, parent, hashes[first], number, WaitLimit::Unlimited));
+            .map(|i| i.place(NAMESPACE, parent, hashes[first], number, Deadline::Never));
         let places: Vec<_> = places.collect();
         assert_eq!(places[0], places[1]);
         Extent {
@@ -122,11 +124,11 @@ impl World {
                     NAMESPACE,
                     &hashes[*first..],
                     Scope::Each,
-                    WaitLimit::Unlimited,
+                    Deadline::Never,
                 );
                 let before = first.checked_sub(1).map(|before| hashes[before]);
                 let has_parent = before.is_none_or(|hash| {
-                    self.indexes[0].probe(NAMESPACE, &[hash], WaitLimit::Unlimited) == 1
+                    self.indexes[0].probe(NAMESPACE, &[hash], Deadline::Never) == 1
                 });
                 // An on-disk index does not know that blocks stored before their parent depend on it.
                 if !present.is_empty() || !has_parent {
@@ -134,21 +136,20 @@ impl World {
                 }
                 let extent = self.new_extent(&hashes, *first, hashes.len() - first);
                 for index in &self.indexes {
-                    raise_parent(index.as_ref(), &extent, self.round, WaitLimit::Unlimited);
+                    raise_parent(index.as_ref(), &extent, self.round, Deadline::Never);
                     index.insert(
                         extent.clone(),
                         Use::written(self.round),
                         &|_| true,
-                        WaitLimit::Unlimited,
+                        Deadline::Never,
                     );
                 }
             }
             Step::Use(path, first) => {
                 let hashes = &chain(path)[*first..];
                 for index in &self.indexes {
-                    let runs =
-                        index.resolve(NAMESPACE, hashes, Scope::Prefix, WaitLimit::Unlimited);
-                    note_use(index.as_ref(), &runs, self.round, WaitLimit::Unlimited);
+                    let runs = index.resolve(NAMESPACE, hashes, Scope::Prefix, Deadline::Never);
+                    note_use(index.as_ref(), &runs, self.round, Deadline::Never);
                     let raised = |run: &dalsegno_index::Run| index.use_of(&run.extent);
                     assert!(runs.iter().map(raised).all(|used| used.is_raised(self.round)));
                 }
@@ -168,7 +169,7 @@ impl World {
                 for index in &self.indexes {
                     let again = index.orphan_descendants(&extent, usize::MAX);
                     assert_eq!(again, 0, "each is marked once");
-                    index.remove_extent(&extent, WaitLimit::Unlimited);
+                    index.remove_extent(&extent, Deadline::Never);
                 }
             }
             Step::Move(number) => {
@@ -248,7 +249,7 @@ proptest! {
         }
         // Like an index that is filled from a log, which knows only when extents were written.
         for extent in all(world.indexes[0].as_ref()) {
-            index.insert(Extent::clone(&extent), Use::written(extent.id.0), &|_| true, WaitLimit::Unlimited);
+            index.insert(Extent::clone(&extent), Use::written(extent.id.0), &|_| true, Deadline::Never);
         }
         let extents = all(&index);
         for page in extents.chunks(page) {
@@ -257,7 +258,7 @@ proptest! {
         for extent in &extents {
             let used = index.use_of(extent);
             prop_assert!(used.last() >= extent.id.0);
-            for run in index.resolve(NAMESPACE, &[extent.parent], Scope::Each, WaitLimit::Unlimited) {
+            for run in index.resolve(NAMESPACE, &[extent.parent], Scope::Each, Deadline::Never) {
                 prop_assert!(index.use_of(&run.extent).last() >= used.last());
                 prop_assert!(!index.use_of(&run.extent).is_repeated(), "it was no use");
             }

@@ -16,12 +16,12 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use dalsegno_core::Stopped;
 use parking_lot::{Condvar, Mutex};
 
 use super::OpenFile;
 use super::queued_request::{DirectionCounts, QueuedRequest, direction};
 use crate::{IoError, Request};
-use dalsegno_core::Stopped;
 
 /// One in this many places of an engine, but at least one of several, is reserved for each direction.
 const RESERVED_PART: usize = 4;

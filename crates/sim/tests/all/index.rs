@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use crate::dose::dose;
 use dalsegno_core::{
-    ChainHash, Extent, ExtentId, KvLayout, Location, ManualClock, NamespaceId, Shape, StoreId,
+    ChainHash, Deadline, Extent, ExtentId, KvLayout, Location, ManualClock, NamespaceId, Shape,
+    StoreId,
 };
 use dalsegno_index::{Index, LsmIndex, LsmOptions, MemoryIndex, Scope};
 use dalsegno_io::Device as _;
-use dalsegno_io::WaitLimit;
 use dalsegno_policy::recency::Use;
 use dalsegno_sim::{DeviceOptions, Label, Outage, Random, SECTOR, SimDevice};
 
@@ -57,7 +57,7 @@ impl Change {
                 extent.clone(),
                 Use::written(extent.id.0),
                 &|_| true,
-                WaitLimit::Unlimited,
+                Deadline::Never,
             )),
             Self::Replace(old, new) => {
                 let old: Vec<&Extent> = old.iter().collect();
@@ -65,9 +65,9 @@ impl Change {
             }
             Self::RemoveBlocks(namespace, hashes) => index.remove_blocks(*namespace, hashes).blocks,
             Self::RemoveNamespace(namespace) => index.remove_namespace(*namespace).blocks,
-            Self::RemoveExtent(extent) => index.remove_extent(extent, WaitLimit::Unlimited).blocks,
+            Self::RemoveExtent(extent) => index.remove_extent(extent, Deadline::Never).blocks,
             Self::RemoveFromExtent(extent, blocks) => {
-                index.remove_from_extent(extent, blocks, WaitLimit::Unlimited).blocks
+                index.remove_from_extent(extent, blocks, Deadline::Never).blocks
             }
             Self::DropSegment(segment, epoch) => index.drop_segment(*segment, *epoch),
         }
@@ -116,13 +116,15 @@ impl World {
     fn open(&mut self) -> bool {
         self.index = None;
         let device = Arc::<SimDevice>::clone(&self.device);
+        let clock = Arc::new(ManualClock::default());
         let options = LsmOptions {
             memtable_bytes: MEMTABLE_BYTES,
             cache_bytes: 8 << 10,
             disk_bytes: self.disk_bytes,
             ..LsmOptions::default()
         };
-        let Ok((index, checkpoint)) = LsmIndex::open(device, StoreId([3; 16]), options) else {
+        let Ok((index, checkpoint)) = LsmIndex::open(device, clock, StoreId([3; 16]), options)
+        else {
             assert!(self.device.is_down(), "an open failed without an outage");
             return false;
         };
@@ -163,10 +165,9 @@ impl World {
         let first = self.random.below(hashes.len());
         let parent = first.checked_sub(1).map(|before| hashes[before]);
         let number = u32::try_from(first).unwrap();
-        let place =
-            self.model.place(namespace, parent, hashes[first], number, WaitLimit::Unlimited);
+        let place = self.model.place(namespace, parent, hashes[first], number, Deadline::Never);
         assert_eq!(
-            self.lsm().place(namespace, parent, hashes[first], number, WaitLimit::Unlimited),
+            self.lsm().place(namespace, parent, hashes[first], number, Deadline::Never),
             place
         );
         Extent {
@@ -323,13 +324,12 @@ impl World {
         let (path, namespace) = (self.path(), self.namespace());
         let hashes = &chain(&path)[self.random.below(path.len())..];
         assert_eq!(
-            self.lsm().probe(namespace, hashes, WaitLimit::Unlimited),
-            self.model.probe(namespace, hashes, WaitLimit::Unlimited)
+            self.lsm().probe(namespace, hashes, Deadline::Never),
+            self.model.probe(namespace, hashes, Deadline::Never)
         );
         for scope in [Scope::Prefix, Scope::Each] {
             let runs = |index: &dyn Index| -> Vec<_> {
-                let runs =
-                    index.resolve(namespace, hashes, scope, WaitLimit::Unlimited).into_iter();
+                let runs = index.resolve(namespace, hashes, scope, Deadline::Never).into_iter();
                 runs.map(|run| (run.at, run.extent, run.first_block, run.count)).collect()
             };
             assert_eq!(runs(self.lsm()), runs(&self.model));
@@ -397,8 +397,8 @@ fn an_index_that_exceeds_its_space_forgets_but_returns_nothing_wrong() {
     for _ in 0..3000 {
         let extent = world.new_extent_anywhere();
         let used = Use::written(extent.id.0);
-        world.model.insert(extent.clone(), used, &|_| true, WaitLimit::Unlimited);
-        world.lsm().insert(extent, used, &|_| true, WaitLimit::Unlimited);
+        world.model.insert(extent.clone(), used, &|_| true, Deadline::Never);
+        world.lsm().insert(extent, used, &|_| true, Deadline::Never);
         world.maintain();
         while world.lsm().step() {}
         let files: u64 = world.device.list().unwrap().iter().map(|file| file.bytes).sum();
@@ -410,12 +410,8 @@ fn an_index_that_exceeds_its_space_forgets_but_returns_nothing_wrong() {
     let mut extents = world.model.scan(all, usize::MAX);
     extents.sort_by_key(|extent| extent.id);
     let found = |extent: &Extent| {
-        let runs = world.lsm().resolve(
-            extent.namespace,
-            &extent.hashes,
-            Scope::Each,
-            WaitLimit::Unlimited,
-        );
+        let runs =
+            world.lsm().resolve(extent.namespace, &extent.hashes, Scope::Each, Deadline::Never);
         for run in &runs {
             let (at, count) = (run.first_block as usize, run.count as usize);
             assert_eq!(run.extent.hashes[at..at + count], extent.hashes[run.at..run.at + count]);

@@ -80,7 +80,7 @@ pub(crate) fn layer_writer(
         return Err(to_error(IoError::Suspended.into()));
     }
     let mark = engine.front.removals.mark();
-    let present = engine.index.probe(namespace.id(), hashes, engine.wait_limit(&call));
+    let present = engine.index.probe(namespace.id(), hashes, call.deadline);
     let present = &hashes[..present];
     let failed = engine.front.failed_reads.among(namespace.id(), present);
     let skipped = present.iter().take_while(|hash| failed.first() != Some(hash)).count();

@@ -7,9 +7,8 @@
 
 use std::sync::{Arc, Weak};
 
-use dalsegno_core::{Error, Result};
+use dalsegno_core::{Deadline, Error, Result};
 use dalsegno_index::{Index, Scope};
-use dalsegno_io::WaitLimit;
 use parking_lot::Mutex;
 
 use crate::api::door::Door;
@@ -97,13 +96,14 @@ impl RemovalWatch {
 }
 
 /// Those of some blocks that the index does not have, each once.
-fn absent(index: &dyn Index, taken: &[BlockKey], wait: WaitLimit) -> Vec<BlockKey> {
+fn absent(index: &dyn Index, taken: &[BlockKey], deadline: Deadline) -> Vec<BlockKey> {
     let mut seen = std::collections::HashSet::with_capacity(taken.len());
     let mut gone = Vec::with_capacity(taken.len());
     // Blocks of an extent leave together, so neighbours mostly share a namespace.
     for group in taken.chunk_by(|a, b| a.0 == b.0) {
         let (namespace, hashes) = (group[0].0, group.iter().map(|key| key.1).collect::<Vec<_>>());
-        let found = are_found(hashes.len(), &index.resolve(namespace, &hashes, Scope::Each, wait));
+        let found =
+            are_found(hashes.len(), &index.resolve(namespace, &hashes, Scope::Each, deadline));
         let left = group.iter().zip(found).filter(|(_, is_found)| !is_found);
         gone.extend(left.map(|(key, _)| *key).filter(|key| seen.insert(*key)));
     }

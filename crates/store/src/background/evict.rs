@@ -11,9 +11,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use dalsegno_core::{ChainHash, Extent, ExtentId, MIN_SEGMENTS};
+use dalsegno_core::{ChainHash, Deadline, Extent, ExtentId, MIN_SEGMENTS};
 use dalsegno_index::Shortage;
-use dalsegno_io::WaitLimit;
 use dalsegno_log::{LogError, SegmentState, SegmentView};
 use dalsegno_policy::recency::Use;
 use dalsegno_policy::reclaim::{
@@ -220,7 +219,7 @@ fn evict_rest(engine: &Engine, victim: &SegmentView, extents: &[Extent]) {
 /// Removes an extent from the index and its blocks from DRAM.
 pub(crate) fn evict_extent(engine: &Engine, extent: &Extent) {
     let live = engine.index.live_blocks(extent).unwrap_or_default();
-    let removed = engine.index.remove_extent(extent, WaitLimit::Unlimited);
+    let removed = engine.index.remove_extent(extent, Deadline::Never);
     if removed.blocks > 0 {
         engine.front.removal_feed.note(extent.namespace, &extent.hashes);
     }

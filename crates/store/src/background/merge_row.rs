@@ -11,10 +11,10 @@
 
 use std::sync::Arc;
 
-use dalsegno_core::{ChainHash, Extent, NamespaceId};
+use dalsegno_core::{ChainHash, Deadline, Extent, NamespaceId};
 use dalsegno_extent::{Call, Cause};
 use dalsegno_index::Unread;
-use dalsegno_io::{IoError, Memory, StopSignal, WaitLimit, lend};
+use dalsegno_io::{IoError, Memory, StopSignal, lend};
 use dalsegno_log::{Append, Appended, LogError, Payload, SpaceUse};
 use dalsegno_policy::merging::{Due, MergeRules, Piece, choose, fresh_and_moved};
 
@@ -196,12 +196,7 @@ impl Merge<'_> {
                 match outcome {
                     Ok(()) => {}
                     Err(cause) if cause.is_damage() => {
-                        quarantine(
-                            self.engine,
-                            row[spot.0],
-                            &[(spot.1, cause)],
-                            WaitLimit::Unlimited,
-                        );
+                        quarantine(self.engine, row[spot.0], &[(spot.1, cause)], Deadline::Never);
                         return Err(Skip::Damaged);
                     }
                     Err(Cause::Recycled) => return Err(Skip::Changed),

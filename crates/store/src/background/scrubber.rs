@@ -12,8 +12,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{ChainHash, Extent, NamespaceId, Nanos, Result};
-use dalsegno_io::{Duty, Executor, NextStep, Periodic, StopSignal, WaitLimit};
+use dalsegno_core::{ChainHash, Deadline, Extent, NamespaceId, Nanos, Result};
+use dalsegno_io::{Duty, Executor, NextStep, Periodic, StopSignal};
 use dalsegno_policy::merging::Bucket;
 
 use crate::background::copy::{RowBuffer, blocks_at_once, damaged_of, read_blocks, visible_blocks};
@@ -149,7 +149,7 @@ impl ScrubDuty {
             add(&engine.counters.scrubbing.bytes, bytes.len() as u64);
             let damaged = damaged_of(spots, &outcomes);
             add(&engine.counters.scrubbing.damaged, damaged.len() as u64);
-            quarantine(engine, extent, &damaged, WaitLimit::Unlimited);
+            quarantine(engine, extent, &damaged, Deadline::Never);
             if damaged.iter().any(|(_, cause)| cause.is_of_header()) {
                 return;
             }

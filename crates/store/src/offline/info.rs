@@ -198,13 +198,13 @@ pub fn info(path: &Path) -> Result<StoreInfo> {
 
 /// What the files of the index say, if there are any.
 fn index_row(path: &Path, store: StoreId) -> Result<Option<IndexRow>> {
-    let device = DirectoryReader::open(path)?.device;
+    let DirectoryReader { device, clock, .. } = DirectoryReader::open(path)?;
     let files = device.list().map_err(|error| unavailable(path, error))?;
     if !files.iter().any(|entry| index_number(&entry.name).is_some()) {
         return Ok(None);
     }
     let options = LsmOptions { read_only: true, ..LsmOptions::default() };
-    let opened = LsmIndex::open(Arc::clone(&device), store, options);
+    let opened = LsmIndex::open(Arc::clone(&device), clock, store, options);
     let (index, _) = opened.map_err(|error| unavailable(path, error))?;
     let LsmStats { runs, tables, table_bytes, entries, .. } = index.lsm_stats();
     let (shape, decisions) = (index.shape().to_string(), read_decisions(&device));

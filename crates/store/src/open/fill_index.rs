@@ -8,10 +8,9 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use dalsegno_core::{ChainHash, Extent, ExtentId, NamespaceId};
+use dalsegno_core::{ChainHash, Deadline, Extent, ExtentId, NamespaceId};
 use dalsegno_extent::{BlockOutcome, Cause};
 use dalsegno_index::{Index, Scope};
-use dalsegno_io::WaitLimit;
 use dalsegno_log::{Log, Recovered, Removal, SegmentFault};
 use dalsegno_policy::recency::Use;
 use dalsegno_policy::succession::{Age, Newcomer, Origin, Ruling, ruling};
@@ -52,7 +51,7 @@ pub(crate) fn fill_index(
             .filter(|hash| !killed.has(namespace, born, hash))
             .copied()
             .collect();
-        let runs = index.resolve(namespace, &alive, Scope::Each, WaitLimit::Unlimited);
+        let runs = index.resolve(namespace, &alive, Scope::Each, Deadline::Never);
         // An on-disk index may hold this very extent already.
         let others = runs.iter().filter(|run| run.extent.id != extent.id);
         let mut holders: BTreeMap<ExtentId, Holder> = BTreeMap::new();
@@ -72,12 +71,12 @@ pub(crate) fn fill_index(
         let is_new =
             giving.is_empty() || index.live_blocks(&extent).is_ok_and(|live| !live.contains(&true));
         for (holder, blocks) in giving.iter().filter(|_| is_new) {
-            index.remove_from_extent(holder, blocks, WaitLimit::Unlimited);
+            index.remove_from_extent(holder, blocks, Deadline::Never);
         }
         let doubtful = is_doubtful.then(|| extent.clone());
         let used = Use::written(extent.id.0);
         let is_wanted = |hash: &ChainHash| !killed.has(namespace, born, hash);
-        index.insert(extent, used, &is_wanted, WaitLimit::Unlimited);
+        index.insert(extent, used, &is_wanted, Deadline::Never);
         if let Some(extent) = doubtful {
             log.segment_list().doubt(&extent, is_replaced);
         }
@@ -194,11 +193,11 @@ fn apply_removal(index: &dyn Index, removal: &Removal) {
         let all = index.scan((*namespace, ChainHash::default(), 0), usize::MAX);
         let mine = all.iter().take_while(|extent| extent.namespace == *namespace);
         for extent in mine.filter(|extent| extent.born < *kills_before) {
-            index.remove_extent(extent, WaitLimit::Unlimited);
+            index.remove_extent(extent, Deadline::Never);
         }
         return;
     }
-    let runs = index.resolve(*namespace, hashes, Scope::Each, WaitLimit::Unlimited);
+    let runs = index.resolve(*namespace, hashes, Scope::Each, Deadline::Never);
     for run in runs.iter().filter(|run| run.extent.born < *kills_before) {
         index.remove_blocks(*namespace, &hashes[run.at..run.at + run.count as usize]);
     }

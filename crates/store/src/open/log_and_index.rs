@@ -140,10 +140,10 @@ impl LogSource<'_> {
         }
         let lsm_options = self.lsm_options();
         let mut opened = None;
-        let index_device = Arc::clone(&device);
+        let (index_device, index_clock) = (Arc::clone(&device), Arc::clone(&clock));
         let mut known = removals;
         let checkpoint_of = |store| {
-            let index = LsmIndex::open(index_device, store, lsm_options);
+            let index = LsmIndex::open(index_device, index_clock, store, lsm_options);
             let checkpoint = index.as_ref().ok().and_then(|(_, checkpoint)| checkpoint.clone());
             opened = Some(index);
             known = checkpoint.or(known.take());

@@ -20,7 +20,7 @@ use dalsegno_core::{ChainHash, DramAdmission, Namespace};
 use dalsegno_extent::{BlockRead, BlockTarget, Call, Cause, ExtentRead};
 use dalsegno_far::{FarShape, FarWanted};
 use dalsegno_index::{Run, Scope, note_use};
-use dalsegno_io::{Operation, WaitLimit};
+use dalsegno_io::Operation;
 
 use crate::block_key::BlockKey;
 use crate::engine::Engine;
@@ -51,8 +51,6 @@ pub(super) struct Get<'a> {
     chain: &'a [ChainHash],
     layers: Range<u32>,
     call: &'a Call,
-    /// How long the index may wait.
-    wait: WaitLimit,
     /// From before the blocks are looked up.
     mark: RemovalMark,
     /// Reads into places, by position in the chain.
@@ -71,9 +69,8 @@ impl<'a> Get<'a> {
         call: &'a Call,
     ) -> Self {
         let outcomes = vec![Outcome::Absent; chain.len()];
-        let wait = engine.wait_limit(call);
         let (placed, leased, mark) = (HashMap::new(), Vec::new(), engine.front.removals.mark());
-        Self { engine, namespace, chain, layers, call, wait, mark, placed, outcomes, leased }
+        Self { engine, namespace, chain, layers, call, mark, placed, outcomes, leased }
     }
 
     pub(super) fn run(&mut self, wanted: impl Iterator<Item = Wanted>, scope: Scope) {
@@ -82,9 +79,19 @@ impl<'a> Get<'a> {
             self.leased.resize(out.len(), None);
         }
         // DRAM holds only blocks that one of the indexes knows.
-        let Whereabouts { near, mut far } =
-            Whereabouts::find(self.engine, self.namespace.id(), self.chain, scope, self.wait);
-        note_use(self.engine.index.as_ref(), &near, self.engine.log.segments().round(), self.wait);
+        let Whereabouts { near, mut far } = Whereabouts::find(
+            self.engine,
+            self.namespace.id(),
+            self.chain,
+            scope,
+            self.call.deadline,
+        );
+        note_use(
+            self.engine.index.as_ref(),
+            &near,
+            self.engine.log.segments().round(),
+            self.call.deadline,
+        );
         let began = self.engine.clock.now();
         self.take_dram(&near, &mut out);
         self.take_far_dram(&far, &mut out);
@@ -220,7 +227,7 @@ impl<'a> Get<'a> {
                 self.note_far(at, || PromotedBlock::Placed(block));
             } else if self.is_whole() {
                 if self.admits() {
-                    bring_to_dram(self.engine, key, &block.memory, (self.mark, self.wait));
+                    bring_to_dram(self.engine, key, &block.memory, (self.mark, self.call.deadline));
                 }
                 self.note_far(at, || PromotedBlock::copy_of(&block.memory));
             }
@@ -269,7 +276,12 @@ impl<'a> Get<'a> {
             return;
         }
         let hashes: Vec<ChainHash> = moved.iter().map(|at| self.chain[*at]).collect();
-        let runs = self.engine.index.resolve(self.namespace.id(), &hashes, Scope::Each, self.wait);
+        let runs = self.engine.index.resolve(
+            self.namespace.id(),
+            &hashes,
+            Scope::Each,
+            self.call.deadline,
+        );
         let moved_again = self.read_runs(runs, &moved, (out, far));
         self.lose(moved_again, Cause::Recycled);
     }
@@ -307,7 +319,7 @@ impl<'a> Get<'a> {
                     self.engine,
                     &run.extent,
                     &[(run.first_block, Cause::WrongPlace)],
-                    self.wait,
+                    self.call.deadline,
                 );
                 self.lose(positions[positions_of(&run)].iter().copied(), Cause::WrongPlace);
                 continue;
@@ -415,7 +427,12 @@ impl<'a> Get<'a> {
                         drop(block.memory);
                         drop(self.settle_placed(at, key, placed));
                     } else if admits {
-                        bring_to_dram(self.engine, key, &block.memory, (self.mark, self.wait));
+                        bring_to_dram(
+                            self.engine,
+                            key,
+                            &block.memory,
+                            (self.mark, self.call.deadline),
+                        );
                     }
                 }
                 Err(cause) => {
@@ -430,7 +447,7 @@ impl<'a> Get<'a> {
                 }
             }
         }
-        quarantine(self.engine, &run.extent, &damaged, self.wait);
+        quarantine(self.engine, &run.extent, &damaged, self.call.deadline);
         self.engine.front.failed_reads.note(self.namespace.id(), &failed);
         self.engine.front.failed_reads.forget(self.namespace.id(), &read);
     }
@@ -444,7 +461,7 @@ impl<'a> Get<'a> {
             self.leased[at] = Some(Arc::clone(&block));
         }
         self.engine.front.dram.keep(key, Arc::clone(&block));
-        remove_unless_known(self.engine, key, (self.mark, self.wait));
+        remove_unless_known(self.engine, key, (self.mark, self.call.deadline));
         block
     }
 }

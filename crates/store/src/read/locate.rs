@@ -6,7 +6,6 @@
 
 use dalsegno_core::{ChainHash, Deadline, NamespaceId, Result};
 use dalsegno_index::Scope;
-use dalsegno_io::WaitLimit;
 use serde::Serialize;
 
 use crate::engine::Engine;
@@ -38,8 +37,7 @@ pub(crate) fn locate(
 ) -> Result<Vec<Located>> {
     let block_bytes = engine.namespaces.get(namespace)?.layout().block_bytes();
     let now = Deadline::At(engine.clock.now());
-    let wait = WaitLimit::until(now, engine.clock.as_ref());
-    let found = Whereabouts::find(engine, namespace, chain, Scope::Prefix, wait);
+    let found = Whereabouts::find(engine, namespace, chain, Scope::Prefix, now);
     let far = engine.far.as_ref().filter(|far| !far.is_suspended());
     let is_suspended = engine.device.is_suspended();
     let is_near = are_found(chain.len(), &found.near);

@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use dalsegno_core::{ChainHash, Deadline, NamespaceId};
 use dalsegno_index::{Run, Scope, note_use};
-use dalsegno_io::WaitLimit;
 
 use crate::counters::add;
 use crate::engine::Engine;
@@ -52,14 +51,12 @@ pub(crate) fn peek(engine: &Engine, namespace: NamespaceId, hashes: &[ChainHash]
 /// See [`Store::touch`](crate::Store::touch).
 pub(crate) fn touch(engine: &Engine, namespace: NamespaceId, chain: &[ChainHash]) -> usize {
     let now = Deadline::At(engine.clock.now());
-    let wait = WaitLimit::until(now, engine.clock.as_ref());
-    find_used(engine, namespace, chain, Scope::Prefix, wait).count()
+    find_used(engine, namespace, chain, Scope::Prefix, now).count()
 }
 
 /// How long the index may wait for a caller that gave no timeout.
-pub(crate) fn lookup_limit(engine: &Engine) -> WaitLimit {
-    let until = engine.clock.now().after(LOOKUP_TIMEOUT);
-    WaitLimit::until(Deadline::At(until), engine.clock.as_ref())
+pub(crate) fn lookup_limit(engine: &Engine) -> Deadline {
+    Deadline::At(engine.clock.now().after(LOOKUP_TIMEOUT))
 }
 
 /// Which of `count` blocks the index found.
@@ -85,10 +82,10 @@ fn find_used(
     namespace: NamespaceId,
     hashes: &[ChainHash],
     scope: Scope,
-    wait: WaitLimit,
+    deadline: Deadline,
 ) -> Whereabouts {
-    let found = Whereabouts::find(engine, namespace, hashes, scope, wait);
-    note_use(engine.index.as_ref(), &found.near, engine.log.segments().round(), wait);
+    let found = Whereabouts::find(engine, namespace, hashes, scope, deadline);
+    note_use(engine.index.as_ref(), &found.near, engine.log.segments().round(), deadline);
     found
 }
 

@@ -1,8 +1,7 @@
 //! Taking damaged blocks out of the index, so that they can be put again.
 
-use dalsegno_core::{ChainHash, Extent};
+use dalsegno_core::{ChainHash, Deadline, Extent};
 use dalsegno_extent::Cause;
-use dalsegno_io::WaitLimit;
 
 use crate::counters::add;
 use crate::engine::Engine;
@@ -13,7 +12,7 @@ pub(crate) fn quarantine(
     engine: &Engine,
     extent: &Extent,
     damaged: &[(u32, Cause)],
-    wait: WaitLimit,
+    deadline: Deadline,
 ) {
     let of_header = damaged.iter().find(|(_, cause)| cause.is_of_header());
     let Some((_, cause)) = of_header.or(damaged.first()) else { return };
@@ -22,7 +21,7 @@ pub(crate) fn quarantine(
     } else {
         damaged.iter().map(|(block, _)| *block).collect()
     };
-    let removed = engine.index.remove_from_extent(extent, &blocks, wait);
+    let removed = engine.index.remove_from_extent(extent, &blocks, deadline);
     engine.log.forget(extent.id);
     let hashes: Vec<ChainHash> =
         blocks.iter().map(|block| extent.hashes[*block as usize]).collect();

@@ -4,9 +4,9 @@
 //! 2. Nothing waits for the far location.
 //! 3. Blocks that are being removed are not found, also if the index still has them.
 
-use dalsegno_core::{ChainHash, NamespaceId};
+use dalsegno_core::{ChainHash, Deadline, NamespaceId};
 use dalsegno_index::{Run, Scope};
-use dalsegno_io::{Memory, WaitLimit};
+use dalsegno_io::Memory;
 
 use crate::block_key::BlockKey;
 use crate::engine::Engine;
@@ -28,7 +28,7 @@ impl Whereabouts {
         namespace: NamespaceId,
         chain: &[ChainHash],
         scope: Scope,
-        wait: WaitLimit,
+        deadline: Deadline,
     ) -> Self {
         let mut all = Self { near: Vec::new(), far: Vec::new() };
         for part in engine.front.hidden.shown(namespace, chain) {
@@ -36,7 +36,7 @@ impl Whereabouts {
                 break;
             }
             let start = part.start;
-            let found = Self::find_shown(engine, namespace, &chain[part], scope, wait);
+            let found = Self::find_shown(engine, namespace, &chain[part], scope, deadline);
             all.near.extend(found.near.into_iter().map(|run| Run { at: run.at + start, ..run }));
             let far = found.far.into_iter();
             all.far.extend(far.map(|block| FarBlock { at: block.at + start, ..block }));
@@ -49,14 +49,14 @@ impl Whereabouts {
         namespace: NamespaceId,
         chain: &[ChainHash],
         scope: Scope,
-        wait: WaitLimit,
+        deadline: Deadline,
     ) -> Self {
-        let near = engine.index.resolve(namespace, chain, scope, wait);
+        let near = engine.index.resolve(namespace, chain, scope, deadline);
         let mut found = Self { near, far: Vec::new() };
         let Some(far) = engine.far.as_ref().filter(|far| !far.is_suspended()) else { return found };
         match scope {
             Scope::Each => found.add_far(far, namespace, chain),
-            Scope::Prefix => found.add_prefix(engine, far, namespace, chain, wait),
+            Scope::Prefix => found.add_prefix(engine, far, namespace, chain, deadline),
         }
         found
     }
@@ -86,7 +86,7 @@ impl Whereabouts {
         far: &FarTier,
         namespace: NamespaceId,
         chain: &[ChainHash],
-        wait: WaitLimit,
+        deadline: Deadline,
     ) {
         let mut end = blocks_of(&self.near);
         while end < chain.len() {
@@ -98,7 +98,7 @@ impl Whereabouts {
             if end == before || end == chain.len() {
                 return;
             }
-            let more = engine.index.resolve(namespace, &chain[end..], Scope::Prefix, wait);
+            let more = engine.index.resolve(namespace, &chain[end..], Scope::Prefix, deadline);
             let start = end;
             end += blocks_of(&more);
             self.near.extend(more.into_iter().map(|run| Run { at: run.at + start, ..run }));
@@ -110,8 +110,8 @@ impl Whereabouts {
 }
 
 /// Whether the log or the far location has a block.
-fn is_known(engine: &Engine, key: BlockKey, wait: WaitLimit) -> bool {
-    engine.index.probe(key.0, &[key.1], wait) == 1
+fn is_known(engine: &Engine, key: BlockKey, deadline: Deadline) -> bool {
+    engine.index.probe(key.0, &[key.1], deadline) == 1
         || engine.far.as_ref().is_some_and(|far| far.find(key.0, &key.1).is_some())
 }
 
@@ -120,7 +120,7 @@ pub(super) fn bring_to_dram(
     engine: &Engine,
     key: BlockKey,
     memory: &[Memory],
-    terms: (RemovalMark, WaitLimit),
+    terms: (RemovalMark, Deadline),
 ) {
     let dram = &engine.front.dram;
     if dram.is_off() {
@@ -134,10 +134,10 @@ pub(super) fn bring_to_dram(
 pub(crate) fn remove_unless_known(
     engine: &Engine,
     key: BlockKey,
-    (mark, wait): (RemovalMark, WaitLimit),
+    (mark, deadline): (RemovalMark, Deadline),
 ) {
     // One that was put again since its removal leaves as well: these bytes are from before.
-    if engine.front.removals.is_removed_since(mark, &key) || !is_known(engine, key, wait) {
+    if engine.front.removals.is_removed_since(mark, &key) || !is_known(engine, key, deadline) {
         engine.front.dram.remove(key.0, &[key.1]);
     }
 }

@@ -81,11 +81,9 @@ impl<'a> Group<'a> {
         GroupBlocks { memory: blocks, placed }: GroupBlocks<'_>,
     ) -> Result<()> {
         let count = blocks.len();
-        let mut extent = {
-            let (hashes, wait) =
-                (chain[first..first + count].to_vec(), self.engine.wait_limit(self.call));
-            new_extent(self.engine, namespace, chain, first, hashes, wait)
-        };
+        let hashes = chain[first..first + count].to_vec();
+        let mut extent =
+            new_extent(self.engine, namespace, chain, first, hashes, self.call.deadline);
         if let Some((_, place)) = self.next.filter(|(next, _)| *next == first) {
             (extent.lineage, extent.first_block_index) = (place.lineage, place.first_block_index);
         }

@@ -1,9 +1,8 @@
 //! The two ends of a write in the index: the place of a new extent, and its publication.
 
-use dalsegno_core::{ChainHash, Extent, FarWrite, Namespace};
+use dalsegno_core::{ChainHash, Deadline, Extent, FarWrite, Namespace};
 use dalsegno_extent::{Call, NewExtent};
 use dalsegno_index::{Scope, raise_parent};
-use dalsegno_io::WaitLimit;
 use dalsegno_log::Appended;
 use dalsegno_policy::recency::Use;
 
@@ -18,11 +17,11 @@ pub(crate) fn new_extent(
     chain: &[ChainHash],
     first: usize,
     hashes: Vec<ChainHash>,
-    wait: WaitLimit,
+    deadline: Deadline,
 ) -> NewExtent {
     let parent = first.checked_sub(1).map(|before| chain[before]);
     let number = u32::try_from(first).unwrap_or(u32::MAX);
-    let place = engine.index.place(namespace.id(), parent, chain[first], number, wait);
+    let place = engine.index.place(namespace.id(), parent, chain[first], number, deadline);
     NewExtent {
         namespace: namespace.id(),
         lineage: place.lineage,
@@ -47,15 +46,15 @@ pub(crate) fn publish(
     let front = &engine.front;
     engine.index_care.before_write(call, engine.clock.as_ref());
     let failed = front.failed_reads.among(namespace, &extent.hashes);
-    let wait = engine.wait_limit(call);
-    take_over(engine, &extent, &failed, wait);
+    let deadline = call.deadline;
+    take_over(engine, &extent, &failed, deadline);
     let round = engine.log.segments().round();
-    raise_parent(engine.index.as_ref(), &extent, round, wait);
-    let mut visible = engine.index.insert(extent.clone(), Use::written(round), &|_| true, wait);
+    raise_parent(engine.index.as_ref(), &extent, round, deadline);
+    let mut visible = engine.index.insert(extent.clone(), Use::written(round), &|_| true, deadline);
     // None may be new because all are present: a block that a get failed to read earlier can be read now.
     let are_present = visible > 0
         || failed.is_empty()
-            && engine.index.probe(namespace, &extent.hashes, wait) == extent.hashes.len();
+            && engine.index.probe(namespace, &extent.hashes, deadline) == extent.hashes.len();
     if visible > 0 {
         front.failed_reads.forget(namespace, &failed);
     }
@@ -69,9 +68,9 @@ pub(crate) fn publish(
     if gone.is_empty() {
         engine.far.iter().for_each(|far| far.offer(&extent, mark, FarWrite::Put));
     } else {
-        engine.index.remove_extent(&extent, wait);
+        engine.index.remove_extent(&extent, deadline);
         let wanted = |hash: &ChainHash| !removed.contains(hash);
-        visible = engine.index.insert(extent, Use::written(round), &wanted, wait);
+        visible = engine.index.insert(extent, Use::written(round), &wanted, deadline);
         front.dram.remove(namespace, &gone);
         front.removal_feed.note(namespace, &gone);
     }
@@ -84,13 +83,13 @@ pub(crate) fn publish(
 }
 
 /// Removes blocks that a get failed to read from the extents that hold them, so that the new extent holds them.
-fn take_over(engine: &Engine, extent: &Extent, failed: &[ChainHash], wait: WaitLimit) {
+fn take_over(engine: &Engine, extent: &Extent, failed: &[ChainHash], deadline: Deadline) {
     if failed.is_empty() || engine.index_care.is_stalled() {
         return;
     }
-    for run in engine.index.resolve(extent.namespace, failed, Scope::Each, wait) {
+    for run in engine.index.resolve(extent.namespace, failed, Scope::Each, deadline) {
         let blocks: Vec<u32> = (run.first_block..run.first_block + run.count).collect();
-        let removed = engine.index.remove_from_extent(&run.extent, &blocks, wait);
+        let removed = engine.index.remove_from_extent(&run.extent, &blocks, deadline);
         for id in &removed.extents {
             engine.log.forget(*id);
         }

@@ -7,10 +7,10 @@
 
 use std::sync::Arc;
 
-use dalsegno_core::{ChainHash, Error, FarWrite, Namespace, NamespaceId, Result};
+use dalsegno_core::{ChainHash, Deadline, Error, FarWrite, Namespace, NamespaceId, Result};
 use dalsegno_extent::Call;
 use dalsegno_index::{Scope, note_use};
-use dalsegno_io::{Memory, Operation, WaitLimit};
+use dalsegno_io::{Memory, Operation};
 use dalsegno_policy::AdmissionFilter;
 use parking_lot::Mutex;
 
@@ -210,7 +210,7 @@ impl Writer {
             return Ok(PutReport { outcomes: vec![PutOutcome::Failed; hashes.len()] });
         }
         let Plan { wanted, mut outcomes, _claim } =
-            self.plan(namespace.id(), hashes, engine.wait_limit(call));
+            self.plan(namespace.id(), hashes, call.deadline);
         let mut blocks: Vec<Option<Vec<Memory>>> = put.blocks.into_iter().map(Some).collect();
         let mut group = Group::new(engine, &self.space, &self.merger, call, mark);
         for Stretch { first, count } in stretches(&wanted, namespace, &engine.limits) {
@@ -227,13 +227,13 @@ impl Writer {
     }
 
     /// Decides which blocks are written.
-    fn plan(&self, namespace: NamespaceId, hashes: &[ChainHash], wait: WaitLimit) -> Plan<'_> {
+    fn plan(&self, namespace: NamespaceId, hashes: &[ChainHash], deadline: Deadline) -> Plan<'_> {
         let engine = self.engine.as_ref();
         let mut outcomes = vec![PutOutcome::Failed; hashes.len()];
         let mut claim = self.pending.claim();
         let mark = engine.front.removals.mark();
-        let present = engine.index.resolve(namespace, hashes, Scope::Each, wait);
-        note_use(engine.index.as_ref(), &present, engine.log.segments().round(), wait);
+        let present = engine.index.resolve(namespace, hashes, Scope::Each, deadline);
+        note_use(engine.index.as_ref(), &present, engine.log.segments().round(), deadline);
         for run in present {
             if let Some(far) = &engine.far {
                 far.offer(&run.extent, mark, FarWrite::SecondPut);

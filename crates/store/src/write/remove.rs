@@ -135,8 +135,8 @@ impl Remover<'_> {
         if !matches!(self.origin, RemovalOrigin::Caller(Some(_))) {
             return 0;
         }
-        let wait = lookup_limit(self.engine);
-        let found = Whereabouts::find(self.engine, namespace, hashes, Scope::Each, wait);
+        let deadline = lookup_limit(self.engine);
+        let found = Whereabouts::find(self.engine, namespace, hashes, Scope::Each, deadline);
         found.far.len() as u64
     }
 

@@ -1,14 +1,14 @@
 //! The index's files on a device.
 //!
-//! 1. A read with a [`WaitLimit`] takes what the page cache holds, and waits for the device no longer than that.
+//! 1. A read with a [`Deadline`] takes what the page cache holds, and waits for the device no longer than that.
 
 use std::sync::Arc;
 
 use crossbeam_channel::bounded;
-use dalsegno_core::{Deadline, Stopped};
+use dalsegno_core::{Clock, Deadline, Stopped};
 use dalsegno_io::{
     Class, Device, DirEntry, FileId, IoError, Memory, OpenMode, Opened, Operation, PageBuffer,
-    Request, WaitLimit, lend,
+    Request, SystemClock, lend,
 };
 
 use crate::lsm::files::table_files::{SECTOR, TableFiles};
@@ -17,15 +17,22 @@ use crate::lsm::files::table_files::{SECTOR, TableFiles};
 #[derive(Debug)]
 pub(crate) struct DeviceFiles {
     device: Arc<dyn Device>,
+    /// The clock of deadlines.
+    clock: Arc<dyn Clock>,
     read_only: bool,
 }
 
 impl DeviceFiles {
-    pub(crate) fn new(device: Arc<dyn Device>, read_only: bool) -> Self {
-        Self { device, read_only }
+    pub(crate) fn new(device: Arc<dyn Device>, clock: Arc<dyn Clock>, read_only: bool) -> Self {
+        Self { device, clock, read_only }
     }
 
-    /// Submits a request and waits for its completion within `wait`. Without a limit, a device that hangs holds up the
+    /// The files of a closed index, which are read without deadlines.
+    pub(crate) fn closed(device: Arc<dyn Device>) -> Self {
+        Self::new(device, Arc::new(SystemClock::new()), true)
+    }
+
+    /// Submits a request and waits for its completion until `deadline`. Without one, a device that hangs holds up the
     /// index's background work.
     fn wait(
         &self,
@@ -33,13 +40,10 @@ impl DeviceFiles {
         file: FileId,
         offset: u64,
         memory: Vec<Memory>,
-        wait: WaitLimit,
+        deadline: Deadline,
     ) -> Result<Vec<Memory>, IoError> {
         let (reply, answer) = bounded(1);
-        let (class, deadline) = match wait {
-            WaitLimit::Unlimited => (Class::Background, Deadline::Never),
-            WaitLimit::Until { deadline, .. } => (Class::Foreground, deadline),
-        };
+        let class = if deadline.is_bounded() { Class::Foreground } else { Class::Background };
         self.device.submit(vec![Request {
             operation,
             class,
@@ -52,11 +56,9 @@ impl DeviceFiles {
             watch: None,
             reply,
         }]);
-        let answered = match wait {
-            WaitLimit::Unlimited => answer.recv().map_err(|_| IoError::Closed)?,
-            WaitLimit::Until { instant, .. } => {
-                answer.recv_deadline(instant).map_err(|_| Stopped::Deadline)?
-            }
+        let answered = match deadline.remaining(self.clock.now()) {
+            None => answer.recv().map_err(|_| IoError::Closed)?,
+            Some(left) => answer.recv_timeout(left).map_err(|_| Stopped::Deadline)?,
         };
         answered.result.map(|()| answered.memory)
     }
@@ -77,9 +79,9 @@ impl TableFiles for DeviceFiles {
         file: FileId,
         offset: u64,
         buffer: &mut [u8],
-        wait: WaitLimit,
+        deadline: Deadline,
     ) -> Result<(), IoError> {
-        if wait == WaitLimit::Unlimited {
+        if !deadline.is_bounded() {
             return self.device.read_at(file, offset, buffer);
         }
         if buffer.is_empty() || self.device.try_read_at(file, offset, buffer)? {
@@ -87,7 +89,7 @@ impl TableFiles for DeviceFiles {
         }
         // The device may still write into it after the wait.
         let memory = vec![Memory::zeroed(buffer.len())];
-        let read = self.wait(Operation::Read, file, offset, memory, wait)?;
+        let read = self.wait(Operation::Read, file, offset, memory, deadline)?;
         buffer.copy_from_slice(read[0].as_slice());
         Ok(())
     }
@@ -98,7 +100,7 @@ impl TableFiles for DeviceFiles {
         sector.resize(SECTOR);
         let read = lend(|lender| {
             let memory = vec![lender.exclusive(&mut sector)];
-            self.wait(Operation::Read, opened.file, 0, memory, WaitLimit::Unlimited).map(drop)
+            self.wait(Operation::Read, opened.file, 0, memory, Deadline::Never).map(drop)
         });
         self.device.close(opened.file);
         read
@@ -108,12 +110,12 @@ impl TableFiles for DeviceFiles {
         lend(|lender| {
             let memory = vec![lender.shared(bytes)];
             // The device must be done with lent memory when this ends.
-            self.wait(Operation::Write, file, offset, memory, WaitLimit::Unlimited).map(drop)
+            self.wait(Operation::Write, file, offset, memory, Deadline::Never).map(drop)
         })
     }
 
     fn sync(&self, file: FileId) -> Result<(), IoError> {
-        self.wait(Operation::Sync, file, 0, Vec::new(), WaitLimit::Unlimited).map(drop)
+        self.wait(Operation::Sync, file, 0, Vec::new(), Deadline::Never).map(drop)
     }
 
     fn close(&self, file: FileId) {
@@ -131,5 +133,83 @@ impl TableFiles for DeviceFiles {
 
     fn list(&self) -> Result<Vec<DirEntry>, IoError> {
         self.device.list()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+    use std::time::Duration;
+
+    use dalsegno_core::ManualClock;
+    use dalsegno_io::{Geometry, Source, Space};
+
+    use super::*;
+
+    /// Keeps every request and completes none.
+    #[derive(Debug, Default)]
+    struct Silent(Mutex<Vec<Request>>);
+
+    impl Source for Silent {
+        fn submit(&self, requests: Vec<Request>) {
+            self.0.lock().unwrap().extend(requests);
+        }
+
+        fn geometry(&self) -> Geometry {
+            unreachable!("requests without direct I/O")
+        }
+    }
+
+    impl Device for Silent {
+        fn open(&self, _: &str, _: OpenMode) -> Result<Opened, IoError> {
+            Err(IoError::Closed)
+        }
+
+        fn open_cached(&self, name: &str, mode: OpenMode) -> Result<Opened, IoError> {
+            self.open(name, mode)
+        }
+
+        fn read_at(&self, _: FileId, _: u64, _: &mut [u8]) -> Result<(), IoError> {
+            Err(IoError::Closed)
+        }
+
+        fn try_read_at(&self, _: FileId, _: u64, _: &mut [u8]) -> Result<bool, IoError> {
+            Ok(false)
+        }
+
+        fn close(&self, _: FileId) {}
+
+        fn remove(&self, _: &str) -> Result<(), IoError> {
+            Err(IoError::Closed)
+        }
+
+        fn sync_names(&self) -> Result<(), IoError> {
+            Err(IoError::Closed)
+        }
+
+        fn list(&self) -> Result<Vec<DirEntry>, IoError> {
+            Ok(Vec::new())
+        }
+
+        fn space(&self) -> Result<Space, IoError> {
+            Err(IoError::Closed)
+        }
+    }
+
+    #[test]
+    fn a_read_waits_for_a_device_that_hangs_until_its_deadline() {
+        let (device, clock) = (Arc::new(Silent::default()), Arc::new(ManualClock::default()));
+        let files = DeviceFiles::new(
+            Arc::<Silent>::clone(&device),
+            Arc::<ManualClock>::clone(&clock),
+            true,
+        );
+        for time in [Duration::ZERO, Duration::from_millis(5)] {
+            let deadline = Deadline::At(clock.now().after(time));
+            let read = files.read_at(FileId(1), 0, &mut [0; 8], deadline);
+            assert!(read.is_err_and(|error| error.is_late()), "{time:?}");
+            let request = device.0.lock().unwrap().pop().expect("it was sent");
+            assert_eq!((request.class, request.deadline), (Class::Foreground, deadline));
+        }
     }
 }

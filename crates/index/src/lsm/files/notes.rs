@@ -4,7 +4,8 @@
 
 use std::sync::Arc;
 
-use dalsegno_io::{Device, IoError, WaitLimit};
+use dalsegno_core::Deadline;
+use dalsegno_io::{Device, IoError};
 
 use crate::lsm::files::device_files::DeviceFiles;
 use crate::lsm::files::table_files::{SECTOR, TableFiles};
@@ -17,12 +18,12 @@ const MOST_BYTES: u64 = 64 << 10;
 /// The notes of the index on a device, if there are any.
 #[must_use]
 pub fn read_notes(device: Arc<dyn Device>) -> Option<String> {
-    let files = DeviceFiles::new(device, true);
+    let files = DeviceFiles::closed(device);
     let entries = files.list().ok()?;
     entries.iter().find(|entry| entry.name == NOTES_FILE)?;
     let opened = files.open(NOTES_FILE).ok()?;
     let mut bytes = vec![0; usize::try_from(opened.bytes.min(MOST_BYTES)).ok()?];
-    let read = files.read_at(opened.file, 0, &mut bytes, WaitLimit::Unlimited);
+    let read = files.read_at(opened.file, 0, &mut bytes, Deadline::Never);
     files.close(opened.file);
     read.ok()?;
     let text = String::from_utf8(bytes).ok()?;

@@ -2,7 +2,8 @@
 
 use std::fmt::Debug;
 
-use dalsegno_io::{DirEntry, FileId, IoError, Opened, WaitLimit};
+use dalsegno_core::Deadline;
+use dalsegno_io::{DirEntry, FileId, IoError, Opened};
 
 /// Bytes of a sector; every write is of whole sectors.
 pub(crate) const SECTOR: usize = 4096;
@@ -24,7 +25,7 @@ pub(crate) trait TableFiles: Send + Sync + Debug {
         file: FileId,
         offset: u64,
         buffer: &mut [u8],
-        wait: WaitLimit,
+        deadline: Deadline,
     ) -> Result<(), IoError>;
 
     /// Reads the first sector of any file of at least one sector, from the device and not from the page cache.

@@ -3,8 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use dalsegno_core::{ChainHash, Extent, NamespaceId};
-use dalsegno_io::WaitLimit;
+use dalsegno_core::{ChainHash, Deadline, Extent, NamespaceId};
 use dalsegno_policy::recency::Use;
 
 use crate::answers::Removed;
@@ -59,7 +58,7 @@ impl<'a> Draft<'a> {
         extent: Extent,
         used: Use,
         visible: &[u32],
-        wait: WaitLimit,
+        deadline: Deadline,
     ) -> u32 {
         // If a hash occurs twice in one extent, its last position counts.
         let position_of = |block: &u32| (&extent.hashes[*block as usize].0, *block);
@@ -74,7 +73,7 @@ impl<'a> Draft<'a> {
         }
         let extent = Arc::new(extent);
         if extent.hashes[0] == extent.lineage && extent.parent != ChainHash::default() {
-            self.batch.forks.extend(fork_of(self.lookup, &extent, wait));
+            self.batch.forks.extend(fork_of(self.lookup, &extent, deadline));
         }
         self.lookup.usage.write().add(&extent, count, used);
         let blocks = (0..extent.block_count()).filter(|block| live.get(*block)).collect();
@@ -85,8 +84,8 @@ impl<'a> Draft<'a> {
 }
 
 /// Where the lineage that starts with this extent forks off another one.
-fn fork_of(lookup: &Lookup, extent: &Extent, wait: WaitLimit) -> Option<ForkKey> {
-    let (Hit { record, block }, _) = lookup.find(extent.namespace, &extent.parent, wait)?;
+fn fork_of(lookup: &Lookup, extent: &Extent, deadline: Deadline) -> Option<ForkKey> {
+    let (Hit { record, block }, _) = lookup.find(extent.namespace, &extent.parent, deadline)?;
     let parent = &record.extent;
     let block = parent.first_block_index.checked_add(block)?;
     let (lineage, child) = (short(&parent.lineage), short(&extent.lineage));
@@ -99,13 +98,13 @@ pub(crate) fn remove_from(
     writer: &WriteGuard<'_>,
     extent: &Extent,
     blocks: impl Iterator<Item = u32>,
-    wait: WaitLimit,
+    deadline: Deadline,
 ) -> Result<Removed, TableError> {
-    let Some(record) = lookup.record(&OrderKey::of(extent), wait)? else {
+    let Some(record) = lookup.record(&OrderKey::of(extent), deadline)? else {
         return Ok(Removed::default());
     };
     let shown: Vec<u32> = blocks.filter(|block| record.live.get(*block)).collect();
-    let confirmed = lookup.confirmed(extent, shown.clone(), wait)?;
+    let confirmed = lookup.confirmed(extent, shown.clone(), deadline)?;
     let mut draft = Draft::new(lookup);
     let removed = draft.take_out(&record, &shown, confirmed);
     writer.apply(draft.into_batch());
@@ -120,7 +119,7 @@ pub(crate) fn holders_of(
 ) -> Result<Vec<Holder>, TableError> {
     let mut holders: BTreeMap<OrderKey, Holder> = BTreeMap::new();
     for hash in hashes {
-        let found = lookup.try_find(namespace, hash, WaitLimit::Unlimited)?;
+        let found = lookup.try_find(namespace, hash, Deadline::Never)?;
         if let Some((Hit { record, block }, _)) = found {
             let key = OrderKey::of(&record.extent);
             let holder = holders.entry(key);

@@ -11,8 +11,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use dalsegno_core::{ChainHash, Extent, NamespaceId};
-use dalsegno_io::{IoError, WaitLimit};
+use dalsegno_core::{ChainHash, Deadline, Extent, NamespaceId};
+use dalsegno_io::IoError;
 use parking_lot::RwLock;
 
 use crate::answers::{Placement, Run, Scope, Unread};
@@ -75,9 +75,9 @@ impl Lookup {
     pub(crate) fn record(
         &self,
         key: &OrderKey,
-        wait: WaitLimit,
+        deadline: Deadline,
     ) -> Result<Option<Arc<Record>>, TableError> {
-        self.record_in(&mut self.reader.places(wait), key)
+        self.record_in(&mut self.reader.places(deadline), key)
     }
 
     /// Like [`Self::record`], for a caller that continues with `places`.
@@ -94,8 +94,8 @@ impl Lookup {
     }
 
     /// Whether a block is here.
-    pub(crate) fn has(&self, namespace: NamespaceId, hash: &ChainHash, wait: WaitLimit) -> bool {
-        let point = self.or_missing(self.reader.point(&PointKey::of(namespace, hash), wait));
+    pub(crate) fn has(&self, namespace: NamespaceId, hash: &ChainHash, deadline: Deadline) -> bool {
+        let point = self.or_missing(self.reader.point(&PointKey::of(namespace, hash), deadline));
         point.is_some_and(|point| self.is_present(point.segment, point.epoch))
     }
 
@@ -103,12 +103,12 @@ impl Lookup {
     pub(crate) fn present_blocks(
         &self,
         extent: &Extent,
-        wait: WaitLimit,
+        deadline: Deadline,
     ) -> Result<Option<Vec<bool>>, TableError> {
-        if self.record(&OrderKey::of(extent), wait)?.is_some() {
+        if self.record(&OrderKey::of(extent), deadline)?.is_some() {
             return Ok(None);
         }
-        let points = self.reader.points(extent.namespace, &extent.hashes, wait);
+        let points = self.reader.points(extent.namespace, &extent.hashes, deadline);
         let usage = self.usage.read();
         let is_here = |point: Point| usage.epoch(point.segment) == Some(point.epoch);
         let here = points.into_iter().map(|point| Ok(point?.is_some_and(is_here)));
@@ -135,11 +135,11 @@ impl Lookup {
         &self,
         namespace: NamespaceId,
         hash: &ChainHash,
-        wait: WaitLimit,
+        deadline: Deadline,
     ) -> Option<(Hit, PlaceCursor)> {
         for _ in 0..RETRIES {
             let before = self.replacements.load(Ordering::Acquire);
-            let found = self.try_find(namespace, hash, wait);
+            let found = self.try_find(namespace, hash, deadline);
             let is_settled =
                 before.is_multiple_of(2) && self.replacements.load(Ordering::Acquire) == before;
             match found {
@@ -155,15 +155,15 @@ impl Lookup {
         &self,
         namespace: NamespaceId,
         hash: &ChainHash,
-        wait: WaitLimit,
+        deadline: Deadline,
     ) -> Result<Option<(Hit, PlaceCursor)>, TableError> {
-        let Some(point) = self.reader.point(&PointKey::of(namespace, hash), wait)? else {
+        let Some(point) = self.reader.point(&PointKey::of(namespace, hash), deadline)? else {
             return Ok(None);
         };
         if !self.is_present(point.segment, point.epoch) {
             return Ok(None);
         }
-        let mut places = self.reader.places(wait);
+        let mut places = self.reader.places(deadline);
         let record = self.record_in(&mut places, &point.order_key(namespace))?;
         let shows = |record: &Arc<Record>| {
             record.extent.hashes.get(point.block as usize) == Some(hash)
@@ -188,10 +188,10 @@ impl Lookup {
             return Err(Unread(IoError::Closed.into()));
         }
         let find = || {
-            let wait = WaitLimit::Unlimited;
-            let Some(record) = self.record(&OrderKey::of(extent), wait)? else { return Ok(None) };
+            let never = Deadline::Never;
+            let Some(record) = self.record(&OrderKey::of(extent), never)? else { return Ok(None) };
             let shown = (0..extent.block_count()).filter(|block| record.live.get(*block)).collect();
-            let blocks = self.confirmed(extent, shown, wait)?;
+            let blocks = self.confirmed(extent, shown, never)?;
             Ok(Some(Holder { record, blocks }))
         };
         find().map_err(|error| {
@@ -206,14 +206,14 @@ impl Lookup {
         &self,
         extent: &Extent,
         shown: Vec<u32>,
-        wait: WaitLimit,
+        deadline: Deadline,
     ) -> Result<Vec<u32>, TableError> {
         if !self.reader.is_partial() {
             return Ok(shown);
         }
         let key = OrderKey::of(extent);
         let hashes: Vec<_> = shown.iter().map(|block| extent.hashes[*block as usize]).collect();
-        let points = self.reader.points(extent.namespace, &hashes, wait);
+        let points = self.reader.points(extent.namespace, &hashes, deadline);
         let mut confirmed = Vec::new();
         for (block, point) in shown.into_iter().zip(points) {
             let is_here =
@@ -248,7 +248,7 @@ impl Lookup {
         namespace: NamespaceId,
         hashes: &[ChainHash],
         scope: Scope,
-        wait: WaitLimit,
+        deadline: Deadline,
     ) -> Vec<Run> {
         let mut runs: Vec<Run> = Vec::new();
         let mut before: Option<(PlaceCursor, Arc<Record>)> = None;
@@ -259,7 +259,7 @@ impl Lookup {
                 let next = self.next_of(&mut places, &record, &hashes[at]);
                 Some((self.or_missing(next)?, places))
             });
-            let found = next.or_else(|| self.find(namespace, &hashes[at], wait));
+            let found = next.or_else(|| self.find(namespace, &hashes[at], deadline));
             let Some((Hit { record, block }, places)) = found else {
                 match scope {
                     Scope::Prefix => break,
@@ -270,7 +270,7 @@ impl Lookup {
             let mut count = common_blocks(&record, block, &hashes[at..]);
             if is_partial {
                 let shown = (block..block + count).collect();
-                let confirmed = self.confirmed(&record.extent, shown, wait);
+                let confirmed = self.confirmed(&record.extent, shown, deadline);
                 let confirmed = self.or_missing(confirmed.map(Some)).unwrap_or_default();
                 let confirmed = (block..).zip(&confirmed).take_while(|(block, at)| block == *at);
                 count = at_least_one(confirmed.count());
@@ -292,10 +292,10 @@ impl Lookup {
         parent: Option<ChainHash>,
         first: ChainHash,
         first_index: u32,
-        wait: WaitLimit,
+        deadline: Deadline,
     ) -> Placement {
         let own = Placement { lineage: first, first_block_index: first_index };
-        let found = parent.and_then(|hash| self.find(namespace, &hash, wait));
+        let found = parent.and_then(|hash| self.find(namespace, &hash, deadline));
         let Some((Hit { record, block }, mut places)) = found else { return own };
         let extent = &record.extent;
         let Some(index) = extent.first_block_index.checked_add(block + 1) else { return own };

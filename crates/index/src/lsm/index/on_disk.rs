@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use dalsegno_core::{Shape, StoreId};
+use dalsegno_core::{Clock, Shape, StoreId};
 use dalsegno_io::{Device, IoError};
 
 use crate::error::Shortage;
@@ -41,6 +41,7 @@ pub struct LsmIndex {
 /// What an index is built from.
 pub(crate) struct IndexParts {
     pub(crate) files: Arc<dyn TableFiles>,
+    pub(crate) clock: Arc<dyn Clock>,
     pub(crate) store: StoreId,
     pub(crate) shape: Shape,
     pub(crate) version: Version,
@@ -49,8 +50,8 @@ pub(crate) struct IndexParts {
 }
 
 impl LsmIndex {
-    /// Opens the index of a store. Also returns the checkpoint, that is the part of the log that it holds; `None` if it
-    /// knows nothing.
+    /// Opens the index of a store. `clock` is the clock of the deadlines that calls have. Also returns the checkpoint,
+    /// that is the part of the log that it holds; `None` if it knows nothing.
     ///
     /// # Errors
     ///
@@ -58,15 +59,18 @@ impl LsmIndex {
     /// index is empty and keeps the part of its checkpoint that is true without tables.
     pub fn open(
         device: Arc<dyn Device>,
+        clock: Arc<dyn Clock>,
         store: StoreId,
         options: LsmOptions,
     ) -> Result<(Self, Option<Vec<u8>>), IoError> {
-        Self::open_in(Arc::new(DeviceFiles::new(device, options.read_only)), store, options)
+        let files = DeviceFiles::new(device, Arc::clone(&clock), options.read_only);
+        Self::open_in(Arc::new(files), clock, store, options)
     }
 
     /// Like [`Self::open`], over any files.
     pub(crate) fn open_in(
         files: Arc<dyn TableFiles>,
+        clock: Arc<dyn Clock>,
         store: StoreId,
         options: LsmOptions,
     ) -> Result<(Self, Option<Vec<u8>>), IoError> {
@@ -74,6 +78,7 @@ impl LsmIndex {
         let found = find_newest(&files, &entries, store, &options)?;
         let parts = IndexParts {
             files,
+            clock,
             store,
             shape: options.shape.or(found.shape).unwrap_or_default(),
             version: found.version,
@@ -95,7 +100,7 @@ impl LsmIndex {
         cache_bytes: u64,
         without_tables: fn(&[u8]) -> Vec<u8>,
     ) -> Self {
-        let IndexParts { files, store, shape, version, next_number } = parts;
+        let IndexParts { files, clock, store, shape, version, next_number } = parts;
         let usage = Usage::restore(version.sums.clone());
         let snapshots = Arc::new(Snapshots::new(version));
         let health = Arc::new(Health::default());
@@ -118,7 +123,8 @@ impl LsmIndex {
         );
         let reader = TreeReader::new(Arc::clone(&snapshots), cache);
         let lookup = Lookup::new(reader, usage, health);
-        let writer = MemtableWriter::new(Arc::clone(&snapshots), counts, bounds.memtable_bytes);
+        let writer =
+            MemtableWriter::new(Arc::clone(&snapshots), counts, clock, bounds.memtable_bytes);
         Self { lookup, writer, maintenance, snapshots, directory }
     }
 

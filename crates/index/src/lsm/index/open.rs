@@ -8,8 +8,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use dalsegno_core::{Shape, StoreId};
-use dalsegno_io::{DirEntry, IoError, WaitLimit};
+use dalsegno_core::{Deadline, Shape, StoreId};
+use dalsegno_io::{DirEntry, IoError};
 
 use crate::error::TableError;
 use crate::lsm::files::table_files::{SECTOR, TableFiles};
@@ -207,7 +207,7 @@ fn read_manifest(
 pub(crate) fn read_file(files: &dyn TableFiles, name: &str) -> Result<Vec<u8>, IoError> {
     let opened = files.open(name)?;
     let mut bytes = vec![0; usize::try_from(opened.bytes).expect("64-bit addresses")];
-    let read = files.read_at(opened.file, 0, &mut bytes, WaitLimit::Unlimited);
+    let read = files.read_at(opened.file, 0, &mut bytes, Deadline::Never);
     files.close(opened.file);
     read.map(|()| bytes)
 }

@@ -6,8 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use dalsegno_core::{ChainHash, Extent, NamespaceId};
-use dalsegno_io::WaitLimit;
+use dalsegno_core::{ChainHash, Deadline, Extent, NamespaceId};
 use dalsegno_policy::recency::Use;
 use dalsegno_policy::reclaim::LiveExtent;
 
@@ -29,9 +28,9 @@ impl Index for LsmIndex {
         extent: Extent,
         used: Use,
         wanted: &dyn Fn(&ChainHash) -> bool,
-        wait: WaitLimit,
+        deadline: Deadline,
     ) -> u32 {
-        let Some(writer) = self.writer.lock_within(wait) else { return 0 };
+        let Some(writer) = self.writer.lock_within(deadline) else { return 0 };
         let location = extent.location;
         let is_past = self.lookup.usage.read().epoch(location.segment) > Some(location.epoch);
         if is_past || self.is_stalled() {
@@ -39,23 +38,23 @@ impl Index for LsmIndex {
         }
         // An open may index an extent again; blocks that it lost meanwhile stay lost. Blocks that cannot be read may be
         // here: a block that two extents hold would outlive its removal in one of them.
-        let present = self.lookup.present_blocks(&extent, wait);
+        let present = self.lookup.present_blocks(&extent, deadline);
         let Some(present) = self.lookup.or_missing(present) else { return 0 };
         let blocks = (0..).zip(extent.hashes.iter().zip(present));
         let visible: Vec<u32> = blocks
             .filter_map(|(block, (hash, is_here))| (!is_here && wanted(hash)).then_some(block))
             .collect();
         let mut draft = Draft::new(&self.lookup);
-        let count = draft.adopt(extent, used, &visible, wait);
+        let count = draft.adopt(extent, used, &visible, deadline);
         writer.apply(draft.into_batch());
         count
     }
 
-    fn probe(&self, namespace: NamespaceId, chain: &[ChainHash], wait: WaitLimit) -> usize {
+    fn probe(&self, namespace: NamespaceId, chain: &[ChainHash], deadline: Deadline) -> usize {
         if let [hash] = chain {
-            return usize::from(self.lookup.has(namespace, hash, wait));
+            return usize::from(self.lookup.has(namespace, hash, deadline));
         }
-        let runs = self.resolve(namespace, chain, Scope::Prefix, wait);
+        let runs = self.resolve(namespace, chain, Scope::Prefix, deadline);
         runs.iter().map(|run| run.count as usize).sum()
     }
 
@@ -64,9 +63,9 @@ impl Index for LsmIndex {
         namespace: NamespaceId,
         hashes: &[ChainHash],
         scope: Scope,
-        wait: WaitLimit,
+        deadline: Deadline,
     ) -> Vec<Run> {
-        self.lookup.resolve(namespace, hashes, scope, wait)
+        self.lookup.resolve(namespace, hashes, scope, deadline)
     }
 
     fn place(
@@ -75,9 +74,9 @@ impl Index for LsmIndex {
         parent: Option<ChainHash>,
         first: ChainHash,
         first_index: u32,
-        wait: WaitLimit,
+        deadline: Deadline,
     ) -> Placement {
-        self.lookup.place(namespace, parent, first, first_index, wait)
+        self.lookup.place(namespace, parent, first, first_index, deadline)
     }
 
     fn replace(&self, old: &[&Extent], new: Vec<Extent>) -> Result<u32, Unread> {
@@ -103,7 +102,7 @@ impl Index for LsmIndex {
                     visible.push(block);
                 }
             }
-            moved += draft.adopt(extent, used, &visible, WaitLimit::Unlimited);
+            moved += draft.adopt(extent, used, &visible, Deadline::Never);
         }
         for Holder { record, blocks } in losing.into_values().filter(|h| !h.blocks.is_empty()) {
             draft.take_out(&record, &blocks, Vec::new());
@@ -132,18 +131,18 @@ impl Index for LsmIndex {
         removed
     }
 
-    fn remove_extent(&self, extent: &Extent, wait: WaitLimit) -> Removed {
+    fn remove_extent(&self, extent: &Extent, deadline: Deadline) -> Removed {
         let blocks = 0..extent.block_count();
         let remove =
-            || remove_from(&self.lookup, &self.writer.lock(), extent, blocks.clone(), wait);
+            || remove_from(&self.lookup, &self.writer.lock(), extent, blocks.clone(), deadline);
         let removed = twice(self, remove);
         self.lookup.or_missing(removed.map(Some)).unwrap_or_default()
     }
 
-    fn remove_from_extent(&self, extent: &Extent, blocks: &[u32], wait: WaitLimit) -> Removed {
-        let Some(writer) = self.writer.lock_within(wait) else { return Removed::default() };
+    fn remove_from_extent(&self, extent: &Extent, blocks: &[u32], deadline: Deadline) -> Removed {
+        let Some(writer) = self.writer.lock_within(deadline) else { return Removed::default() };
         let blocks = blocks.iter().copied();
-        let removed = remove_from(&self.lookup, &writer, extent, blocks, wait);
+        let removed = remove_from(&self.lookup, &writer, extent, blocks, deadline);
         self.lookup.or_missing(removed.map(Some)).unwrap_or_default()
     }
 
@@ -213,7 +212,7 @@ fn remove_some_of(
     for extent in mine.clone() {
         let blocks = 0..extent.block_count();
         let (lookup, writer) = (&index.lookup, index.writer.lock());
-        removed.join(remove_from(lookup, &writer, extent, blocks, WaitLimit::Unlimited)?);
+        removed.join(remove_from(lookup, &writer, extent, blocks, Deadline::Never)?);
     }
     Ok(mine.count() == REMOVAL_BATCH)
 }

@@ -4,8 +4,7 @@
 
 use std::sync::Arc;
 
-use dalsegno_core::{ChainHash, Extent};
-use dalsegno_io::WaitLimit;
+use dalsegno_core::{ChainHash, Deadline, Extent};
 
 use crate::error::TableError;
 use crate::lsm::format::keys::{ForkKey, OrderKey, Record};
@@ -19,7 +18,7 @@ pub(crate) fn orphan_descendants(
     limit: usize,
 ) -> Result<usize, TableError> {
     let mut marked = 0;
-    let first = lookup.record(&OrderKey::of(extent), WaitLimit::Unlimited)?;
+    let first = lookup.record(&OrderKey::of(extent), Deadline::Never)?;
     let mut open: Vec<Arc<Record>> = first.into_iter().collect();
     while let Some(record) = open.pop() {
         let mut children = Vec::new();
@@ -85,7 +84,7 @@ fn forks_off(
         let Some(parent) = block_of(run, fork.block) else { continue };
         let first = fork.block.saturating_add(1);
         let wanted = OrderKey { namespace, lineage: fork.child, first, sequence: 0 };
-        let child = lookup.reader.places(WaitLimit::Unlimited).find(&wanted, |key, value| {
+        let child = lookup.reader.places(Deadline::Never).find(&wanted, |key, value| {
             Ok(lookup.decode(key, value)?.filter(|child| child.extent.parent == parent))
         })?;
         children.extend(child.map(Arc::new));

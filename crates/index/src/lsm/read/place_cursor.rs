@@ -11,7 +11,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use dalsegno_io::WaitLimit;
+use dalsegno_core::Deadline;
 
 use crate::error::TableError;
 use crate::lsm::format::keys::{LINEAGE_BYTES, OrderKey, PLACE_BYTES, Record};
@@ -39,16 +39,16 @@ struct RunPosition {
 pub(crate) struct PlaceCursor {
     snapshot: Arc<Snapshot>,
     cache: BlockCache,
-    wait: WaitLimit,
+    deadline: Deadline,
     /// One per run, the newest first.
     runs: Vec<RunPosition>,
 }
 
 impl PlaceCursor {
     /// A cursor for the places of one lineage.
-    pub(crate) fn new(snapshot: Arc<Snapshot>, cache: BlockCache, wait: WaitLimit) -> Self {
+    pub(crate) fn new(snapshot: Arc<Snapshot>, cache: BlockCache, deadline: Deadline) -> Self {
         let runs = snapshot.version.runs().map(|_| RunPosition::default()).collect();
-        Self { snapshot, cache, wait, runs }
+        Self { snapshot, cache, deadline, runs }
     }
 
     /// Calls `choose` with the entries at the place of `wanted`, whose sequence is zero. Returns the first result that
@@ -122,7 +122,7 @@ impl PlaceCursor {
                 }
                 source
             } else {
-                let mode = ReadMode::Cached(self.cache.clone(), Purpose::Order, self.wait);
+                let mode = ReadMode::Cached(self.cache.clone(), Purpose::Order, self.deadline);
                 source.insert(RunSource::new(Arc::clone(run), &from, mode)?)
             };
             if source.key().is_none_or(|key| !key.starts_with(&from[..PLACE_BYTES])) {

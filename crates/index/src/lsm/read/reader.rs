@@ -3,8 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use dalsegno_core::{ChainHash, NamespaceId};
-use dalsegno_io::WaitLimit;
+use dalsegno_core::{ChainHash, Deadline, NamespaceId};
 
 use crate::error::TableError;
 use crate::lsm::format::keys::{ForkKey, KIND_FORK, OrderKey, Point, PointKey};
@@ -55,13 +54,13 @@ impl TreeReader {
     pub(crate) fn point(
         &self,
         key: &PointKey,
-        wait: WaitLimit,
+        deadline: Deadline,
     ) -> Result<Option<Point>, TableError> {
         let snapshot = self.snapshots.current();
         let newest = snapshot.memtables().find_map(|memtable| memtable.view().point(key));
         match newest {
             Some(newest) => Ok(newest.present()),
-            None => self.point_in_tables(&snapshot.version, key, wait),
+            None => self.point_in_tables(&snapshot.version, key, deadline),
         }
     }
 
@@ -70,7 +69,7 @@ impl TreeReader {
         &self,
         namespace: NamespaceId,
         hashes: &[ChainHash],
-        wait: WaitLimit,
+        deadline: Deadline,
     ) -> Vec<Result<Option<Point>, TableError>> {
         let snapshot = self.snapshots.current();
         let keys: Vec<_> = hashes.iter().map(|hash| PointKey::of(namespace, hash)).collect();
@@ -83,7 +82,7 @@ impl TreeReader {
         }
         let point = |(newest, key): (Option<Newest<Point>>, &PointKey)| match newest {
             Some(newest) => Ok(newest.present()),
-            None => self.point_in_tables(&snapshot.version, key, wait),
+            None => self.point_in_tables(&snapshot.version, key, deadline),
         };
         newest.into_iter().zip(&keys).map(point).collect()
     }
@@ -92,20 +91,20 @@ impl TreeReader {
         &self,
         version: &Version,
         key: &PointKey,
-        wait: WaitLimit,
+        deadline: Deadline,
     ) -> Result<Option<Point>, TableError> {
         let decode = |value: &[u8]| match Point::decode(value) {
             None if !value.is_empty() => Err(TableError::Malformed("a point")),
             point => Ok(point),
         };
-        let found = version.get(&key.encode(), &self.cache, wait, decode)?;
+        let found = version.get(&key.encode(), &self.cache, deadline, decode)?;
         self.cache.counts().count_lookup(found.is_some());
         found.unwrap_or(Ok(None))
     }
 
     /// A cursor over the extents of one lineage, in the current snapshot.
-    pub(crate) fn places(&self, wait: WaitLimit) -> PlaceCursor {
-        PlaceCursor::new(self.snapshots.current(), self.cache.clone(), wait)
+    pub(crate) fn places(&self, deadline: Deadline) -> PlaceCursor {
+        PlaceCursor::new(self.snapshots.current(), self.cache.clone(), deadline)
     }
 
     /// Order entries from a key on.
@@ -160,7 +159,7 @@ impl TreeReader {
             sources.push(Box::new(of_memtable(Arc::clone(memtable))));
         }
         for run in snapshot.version.runs_from(from) {
-            let mode = ReadMode::Cached(cache.clone(), Purpose::Scan, WaitLimit::Unlimited);
+            let mode = ReadMode::Cached(cache.clone(), Purpose::Scan, Deadline::Never);
             sources.push(Box::new(RunSource::new(run, from, mode)?));
         }
         Ok(MergedSources::new(sources))

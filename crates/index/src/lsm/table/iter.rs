@@ -5,7 +5,8 @@
 
 use std::sync::Arc;
 
-use dalsegno_io::{PageBuffer, WaitLimit};
+use dalsegno_core::Deadline;
+use dalsegno_io::PageBuffer;
 
 use crate::error::TableError;
 use crate::lsm::files::table_files::SECTOR;
@@ -19,7 +20,7 @@ use crate::lsm::table::source::Source;
 #[derive(Clone, Debug)]
 pub(crate) enum ReadMode {
     /// For a few entries that a caller waits for: one block at a time, through the cache.
-    Cached(BlockCache, Purpose, WaitLimit),
+    Cached(BlockCache, Purpose, Deadline),
     /// For whole tables: so many bytes at a time, at least one block. The cache is not used.
     Ahead(usize),
 }
@@ -74,8 +75,8 @@ impl TableIter {
         self.block = None;
         if self.next_block < self.table.index.len() {
             let block = match &self.mode {
-                ReadMode::Cached(cache, purpose, wait) => {
-                    self.table.block(self.next_block, cache, *purpose, *wait)?
+                ReadMode::Cached(cache, purpose, deadline) => {
+                    self.table.block(self.next_block, cache, *purpose, *deadline)?
                 }
                 ReadMode::Ahead(bytes) => HeldBlock::Shared(Arc::new(self.read_ahead(*bytes)?)),
             };
@@ -100,8 +101,7 @@ impl TableIter {
             self.ahead.clear();
             self.ahead.resize(in_memory(end - sectors.start));
             self.ahead_from = sectors.start;
-            let read =
-                self.table.read_sectors(sectors.start, &mut self.ahead, WaitLimit::Unlimited);
+            let read = self.table.read_sectors(sectors.start, &mut self.ahead, Deadline::Never);
             if read.is_err() {
                 self.ahead.clear();
             }

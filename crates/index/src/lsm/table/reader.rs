@@ -5,8 +5,8 @@
 
 use std::sync::Arc;
 
-use dalsegno_core::{SECTOR_BYTES, StoreId};
-use dalsegno_io::{FileId, PageBuffer, WaitLimit};
+use dalsegno_core::{Deadline, SECTOR_BYTES, StoreId};
+use dalsegno_io::{FileId, PageBuffer};
 
 use crate::error::TableError;
 use crate::lsm::files::table_files::{SECTOR, TableFiles};
@@ -32,8 +32,8 @@ impl Drop for OpenFile {
 }
 
 impl OpenFile {
-    fn read(&self, offset: u64, buffer: &mut [u8], wait: WaitLimit) -> Result<(), TableError> {
-        Ok(self.files.read_at(self.file, offset, buffer, wait)?)
+    fn read(&self, offset: u64, buffer: &mut [u8], deadline: Deadline) -> Result<(), TableError> {
+        Ok(self.files.read_at(self.file, offset, buffer, deadline)?)
     }
 
     /// Reads `from..to`. Both are inside the file, so a damaged length cannot make it allocate more bytes than that
@@ -41,7 +41,7 @@ impl OpenFile {
     fn read_range(&self, from: u64, to: u64) -> Result<PageBuffer, TableError> {
         let mut bytes = PageBuffer::default();
         bytes.resize(usize::try_from(to - from).expect("64-bit addresses"));
-        self.read(from, &mut bytes, WaitLimit::Unlimited)?;
+        self.read(from, &mut bytes, Deadline::Never)?;
         Ok(bytes)
     }
 }
@@ -78,7 +78,7 @@ impl Table {
             opened.bytes.checked_sub(SECTOR_BYTES).ok_or(TableError::Malformed("a table"))?;
         *at = footer_offset;
         let mut sector = [0; SECTOR];
-        file.read(footer_offset, &mut sector, WaitLimit::Unlimited)?;
+        file.read(footer_offset, &mut sector, Deadline::Never)?;
         let footer = Footer::decode(&sector, store, number, opened.bytes)?;
         let place = |offset: u64| BlockPlace { table: number, sector: offset / SECTOR_BYTES };
         *at = footer.filter_offset;
@@ -134,7 +134,7 @@ impl Table {
         key: &[u8],
         hash: KeyHash,
         cache: &BlockCache,
-        wait: WaitLimit,
+        deadline: Deadline,
         use_value: impl FnOnce(&[u8]) -> R,
     ) -> Result<Option<R>, TableError> {
         if key.first() != Some(&KIND_FORK) && !self.may_contain(hash) {
@@ -146,7 +146,7 @@ impl Table {
         }
         let purpose = Purpose::of_lookup(key);
         let before = cache.counts().sectors(purpose);
-        let block = self.block(block, cache, purpose, wait)?;
+        let block = self.block(block, cache, purpose, deadline)?;
         let block = block.view();
         let found = block.find(key)?.map(|range| use_value(block.slice(range)));
         if found.is_none() {
@@ -166,13 +166,13 @@ impl Table {
         block: usize,
         cache: &BlockCache,
         purpose: Purpose,
-        wait: WaitLimit,
+        deadline: Deadline,
     ) -> Result<HeldBlock, TableError> {
         let sectors = self.index.sectors(block);
         let bytes = (sectors.end - sectors.start) * SECTOR_BYTES;
         let read = |buffer: &mut [u8]| {
             cache.counts().count_read(purpose, bytes);
-            self.read_sectors(sectors.start, buffer, wait)
+            self.read_sectors(sectors.start, buffer, deadline)
         };
         let bytes = usize::try_from(bytes).expect("64-bit addresses");
         cache.get_or(self.place(sectors.start), bytes, read)
@@ -183,8 +183,8 @@ impl Table {
         &self,
         sector: u64,
         buffer: &mut [u8],
-        wait: WaitLimit,
+        deadline: Deadline,
     ) -> Result<(), TableError> {
-        self.file.read(sector * SECTOR_BYTES, buffer, wait)
+        self.file.read(sector * SECTOR_BYTES, buffer, deadline)
     }
 }

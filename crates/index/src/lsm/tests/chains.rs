@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use dalsegno_core::{ChainHash, Extent, ExtentId, KvLayout, Location, NamespaceId, Shape};
-use dalsegno_io::WaitLimit;
+use dalsegno_core::{
+    ChainHash, Deadline, Extent, ExtentId, KvLayout, Location, ManualClock, NamespaceId, Shape,
+};
 use dalsegno_policy::recency::Use;
 
 use super::STORE;
@@ -38,7 +39,8 @@ pub(super) fn index_in(files: &Arc<MemoryFiles>, disk_bytes: u64) -> Arc<LsmInde
 pub(super) fn empty_index(files: &Arc<MemoryFiles>, shape: Shape, bounds: TreeBounds) -> LsmIndex {
     let files: Arc<dyn TableFiles> = Arc::<MemoryFiles>::clone(files);
     let version = Version::default();
-    let parts = IndexParts { files, store: STORE, shape, version, next_number: 1 };
+    let clock = Arc::new(ManualClock::default());
+    let parts = IndexParts { files, clock, store: STORE, shape, version, next_number: 1 };
     LsmIndex::new(parts, bounds, 0, <[u8]>::to_vec)
 }
 
@@ -80,5 +82,5 @@ fn insert(
         },
         hashes,
     };
-    assert_eq!(index.insert(extent, Use::written(number), &|_| true, WaitLimit::Unlimited), put);
+    assert_eq!(index.insert(extent, Use::written(number), &|_| true, Deadline::Never), put);
 }

@@ -1,9 +1,10 @@
 //! Flushes and removals in the middle of a compaction.
 
-use dalsegno_io::WaitLimit;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
+
+use dalsegno_core::Deadline;
 
 use super::chains::{NAMESPACE, hash, index_in, put};
 use super::files::MemoryFiles;
@@ -68,10 +69,8 @@ fn a_compaction_ends_if_the_manifest_of_a_flush_in_its_middle_fails() {
     assert!(all.iter().all(|name| names(&files).contains(name)), "a table was removed");
     *files.refused.lock() = None;
     assert!(!index.step(), "nothing is written after a failed manifest");
-    assert!(
-        (0..1000).all(|number| index.probe(NAMESPACE, &[hash(number)], WaitLimit::Unlimited) == 1)
-    );
-    assert_eq!(index.probe(NAMESPACE, &[hash(1 << 20)], WaitLimit::Unlimited), 1);
+    assert!((0..1000).all(|number| index.probe(NAMESPACE, &[hash(number)], Deadline::Never) == 1));
+    assert_eq!(index.probe(NAMESPACE, &[hash(1 << 20)], Deadline::Never), 1);
 }
 
 /// Before a compaction writes, another thread removes a block in a damaged table. Then a memtable is frozen.
@@ -122,11 +121,11 @@ fn a_removal_that_meets_a_damaged_table_during_a_compaction_ends() {
     compaction.join().unwrap();
     assert!(index.is_damaged());
     assert!(
-        (0..1000).all(|number| index.probe(NAMESPACE, &[hash(number)], WaitLimit::Unlimited) == 0),
+        (0..1000).all(|number| index.probe(NAMESPACE, &[hash(number)], Deadline::Never) == 0),
         "no tables"
     );
     assert_eq!(
-        index.probe(NAMESPACE, &[hash(1 << 20)], WaitLimit::Unlimited),
+        index.probe(NAMESPACE, &[hash(1 << 20)], Deadline::Never),
         1,
         "what is in memory stays"
     );

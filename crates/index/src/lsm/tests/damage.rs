@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dalsegno_io::WaitLimit;
+use dalsegno_core::Deadline;
 use proptest::prelude::*;
 
 use super::files::MemoryFiles;
@@ -61,7 +61,7 @@ impl Damaged {
             }
         }
         for mode in
-            [ReadMode::Cached(cache, Purpose::Scan, WaitLimit::Unlimited), ReadMode::Ahead(65_536)]
+            [ReadMode::Cached(cache, Purpose::Scan, Deadline::Never), ReadMode::Ahead(65_536)]
         {
             match TableIter::new(&table, &[], mode).and_then(|mut iter| rest(&mut iter)) {
                 Ok(entries) => assert!(entries.into_iter().eq(model.clone())),
@@ -174,7 +174,7 @@ fn regression_a_block_whose_keys_precede_the_block_before_ends_the_iteration() {
     damaged.set(&bytes);
     let table = damaged.open().unwrap();
     for mode in [
-        ReadMode::Cached(BlockCache::new(1 << 20), Purpose::Scan, WaitLimit::Unlimited),
+        ReadMode::Cached(BlockCache::new(1 << 20), Purpose::Scan, Deadline::Never),
         ReadMode::Ahead(65_536),
     ] {
         let walked = TableIter::new(&table, &[], mode).and_then(|mut iter| rest(&mut iter));

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use dalsegno_io::{DirEntry, FileId, IoError, Opened, WaitLimit};
+use dalsegno_core::Deadline;
+use dalsegno_io::{DirEntry, FileId, IoError, Opened};
 use parking_lot::{Mutex, RwLock};
 
 use crate::lsm::files::table_files::TableFiles;
@@ -118,7 +119,7 @@ impl TableFiles for MemoryFiles {
         file: FileId,
         offset: u64,
         buffer: &mut [u8],
-        _wait: WaitLimit,
+        _deadline: Deadline,
     ) -> Result<(), IoError> {
         self.reads.fetch_add(1, Ordering::Relaxed);
         let open = self.open.read();
@@ -136,7 +137,7 @@ impl TableFiles for MemoryFiles {
 
     fn try_sector(&self, name: &str) -> Result<(), IoError> {
         let opened = self.open(name)?;
-        let read = self.read_at(opened.file, 0, &mut [0; 4096], WaitLimit::Unlimited);
+        let read = self.read_at(opened.file, 0, &mut [0; 4096], Deadline::Never);
         self.close(opened.file);
         read
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dalsegno_io::WaitLimit;
+use dalsegno_core::Deadline;
 use proptest::prelude::*;
 
 use super::files::MemoryFiles;
@@ -66,7 +66,7 @@ proptest! {
             let mut sources: Vec<Box<dyn Source + '_>> = Vec::new();
             for ((at, model), slice) in (1_u64..).zip(&models).zip(&entries_of) {
                 let cached =
-                    || ReadMode::Cached(cache.clone(), Purpose::Scan, WaitLimit::Unlimited);
+                    || ReadMode::Cached(cache.clone(), Purpose::Scan, Deadline::Never);
                 let mode = if is_cached { cached() } else { ReadMode::Ahead(8_192) };
                 if at % 3 == 0 {
                     let begin = slice.partition_point(|(key, _)| *key < from);

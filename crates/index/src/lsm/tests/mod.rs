@@ -15,8 +15,7 @@ mod tables;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use dalsegno_core::StoreId;
-use dalsegno_io::WaitLimit;
+use dalsegno_core::{Deadline, StoreId};
 use proptest::prelude::*;
 
 use crate::error::TableError;
@@ -68,7 +67,7 @@ impl Tables for Vec<Arc<Table>> {
 
 /// A copy of a key's value.
 fn get(table: &Table, key: &[u8], cache: &BlockCache) -> Result<Option<Vec<u8>>, TableError> {
-    table.get(key, KeyHash::of(key), cache, WaitLimit::Unlimited, <[u8]>::to_vec)
+    table.get(key, KeyHash::of(key), cache, Deadline::Never, <[u8]>::to_vec)
 }
 
 /// What is left of a source.

@@ -1,7 +1,8 @@
 //! Opening an index whose files cannot be read, for a moment or forever.
 
-use dalsegno_io::WaitLimit;
 use std::sync::Arc;
+
+use dalsegno_core::{Deadline, ManualClock};
 
 use super::STORE;
 use super::chains::{NAMESPACE, hash, put};
@@ -28,6 +29,7 @@ fn open(files: &Arc<MemoryFiles>) -> Result<Opened, dalsegno_io::IoError> {
     let files: Arc<dyn TableFiles> = Arc::<MemoryFiles>::clone(files);
     LsmIndex::open_in(
         files,
+        Arc::new(ManualClock::default()),
         STORE,
         LsmOptions { without_tables: removals, ..LsmOptions::default() },
     )
@@ -56,7 +58,7 @@ fn names(files: &MemoryFiles, end: &str) -> Vec<String> {
 }
 
 fn held(index: &LsmIndex) -> usize {
-    (0..BLOCKS).map(|number| index.probe(NAMESPACE, &[hash(number)], WaitLimit::Unlimited)).sum()
+    (0..BLOCKS).map(|number| index.probe(NAMESPACE, &[hash(number)], Deadline::Never)).sum()
 }
 
 fn expect_whole(files: &Arc<MemoryFiles>) {

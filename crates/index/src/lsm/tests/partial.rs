@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use dalsegno_core::{ChainHash, Extent, ExtentId};
-use dalsegno_io::WaitLimit;
+use dalsegno_core::{ChainHash, Deadline, Extent, ExtentId};
 
 use super::chains::{NAMESPACE, hash, index_in, put};
 use super::files::MemoryFiles;
@@ -36,7 +35,7 @@ fn forgotten(index: &LsmIndex, extent: &Extent) -> Option<ChainHash> {
     extent
         .hashes
         .iter()
-        .find(|hash| index.probe(NAMESPACE, &[**hash], WaitLimit::Unlimited) == 0)
+        .find(|hash| index.probe(NAMESPACE, &[**hash], Deadline::Never) == 0)
         .copied()
 }
 
@@ -48,16 +47,16 @@ fn a_block_that_is_put_again_outlives_the_extents_that_showed_it() {
         put(&index, number, &[block], 0, 1);
         let blocks: Vec<u32> = (0..old.block_count()).collect();
         match number % 3 {
-            0 => drop(index.remove_extent(old, WaitLimit::Unlimited)),
-            1 => drop(index.remove_from_extent(old, &blocks, WaitLimit::Unlimited)),
+            0 => drop(index.remove_extent(old, Deadline::Never)),
+            1 => drop(index.remove_from_extent(old, &blocks, Deadline::Never)),
             _ => {
                 let new = Extent { id: ExtentId(2 * number), ..Extent::clone(old) };
                 index.replace(&[old], vec![new.clone()]).unwrap();
-                index.remove_extent(&new, WaitLimit::Unlimited);
+                index.remove_extent(&new, Deadline::Never);
             }
         }
-        assert_eq!(index.probe(NAMESPACE, &[block], WaitLimit::Unlimited), 1);
-        let runs = index.resolve(NAMESPACE, &[block], Scope::Each, WaitLimit::Unlimited);
+        assert_eq!(index.probe(NAMESPACE, &[block], Deadline::Never), 1);
+        let runs = index.resolve(NAMESPACE, &[block], Scope::Each, Deadline::Never);
         assert_eq!(runs[0].extent.id, ExtentId(number));
     }
 }
@@ -66,11 +65,11 @@ fn a_block_that_is_put_again_outlives_the_extents_that_showed_it() {
 fn blocks_without_points_are_not_found() {
     let (index, extents) = partial();
     for extent in &extents {
-        let alone = |hash: &ChainHash| index.probe(NAMESPACE, &[*hash], WaitLimit::Unlimited) == 1;
+        let alone = |hash: &ChainHash| index.probe(NAMESPACE, &[*hash], Deadline::Never) == 1;
         let found: Vec<bool> = extent.hashes.iter().map(alone).collect();
         assert_eq!(index.live_blocks(extent).unwrap(), found);
         let mut in_runs = vec![false; found.len()];
-        for run in index.resolve(NAMESPACE, &extent.hashes, Scope::Each, WaitLimit::Unlimited) {
+        for run in index.resolve(NAMESPACE, &extent.hashes, Scope::Each, Deadline::Never) {
             in_runs[run.at..run.at + run.count as usize].fill(true);
         }
         assert_eq!(in_runs, found);

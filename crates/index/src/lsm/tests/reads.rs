@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use dalsegno_core::{ChainHash, Shape};
-use dalsegno_io::WaitLimit;
+use dalsegno_core::{ChainHash, Deadline, Shape};
 
 use super::chains::{NAMESPACE, empty_index, hash, index_in, put, put_fork};
 use super::files::MemoryFiles;
@@ -48,7 +47,7 @@ fn resolving_a_chain_reads_each_order_block_once_and_no_other_run() {
     let before = index.lsm_stats();
     assert_eq!(before.runs, [RUNS]);
     for number in 0..RUNS * CHAINS {
-        let runs = index.resolve(NAMESPACE, &chain(number), Scope::Prefix, WaitLimit::Unlimited);
+        let runs = index.resolve(NAMESPACE, &chain(number), Scope::Prefix, Deadline::Never);
         assert_eq!(runs.iter().map(|run| u64::from(run.count)).sum::<u64>(), EXTENTS * BLOCKS);
     }
     let asked = index.lsm_stats().asked;

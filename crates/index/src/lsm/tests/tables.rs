@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use dalsegno_io::WaitLimit;
+use dalsegno_core::Deadline;
 use proptest::prelude::*;
 
 use super::files::MemoryFiles;
@@ -37,7 +37,7 @@ proptest! {
             prop_assert_eq!(value.as_deref(), model.get(key).map(|value| &value[..]));
         }
         let entries: Vec<_> = model.clone().into_iter().collect();
-        let cached = ReadMode::Cached(cache.clone(), Purpose::Scan, WaitLimit::Unlimited);
+        let cached = ReadMode::Cached(cache.clone(), Purpose::Scan, Deadline::Never);
         for mode in [cached, ReadMode::Ahead(ahead)] {
             let mut iter = TableIter::new(&table, &[], mode.clone()).unwrap();
             prop_assert_eq!(&rest(&mut iter).unwrap(), &entries);

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use dalsegno_io::WaitLimit;
+use dalsegno_core::Deadline;
 
 use crate::error::TableError;
 use crate::lsm::format::manifest::Manifest;
@@ -57,12 +57,12 @@ impl Version {
         &self,
         key: &[u8],
         cache: &BlockCache,
-        wait: WaitLimit,
+        deadline: Deadline,
         mut use_value: impl FnMut(&[u8]) -> R,
     ) -> Result<Option<R>, TableError> {
         let (hash, head) = (KeyHash::of(key), Head::of(key));
         for table in self.runs().filter_map(|run| run.table_of(key, head)) {
-            let used = table.get(key, hash, cache, wait, &mut use_value)?;
+            let used = table.get(key, hash, cache, deadline, &mut use_value)?;
             if used.is_some() {
                 return Ok(used);
             }
