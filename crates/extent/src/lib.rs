@@ -10,7 +10,6 @@
 
 #![forbid(unsafe_code)]
 
-mod call;
 mod compress;
 mod error;
 pub mod format;
@@ -19,7 +18,6 @@ mod read;
 mod stats;
 mod transfer;
 
-pub use call::{Call, Cancel};
 pub use compress::{
     CodecPool, CompressedExtent, CompressionBudget, Compressor, UnitCodec, read_stored,
 };

@@ -14,11 +14,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use dalsegno_core::{ChainHash, Extent, KvLayout, NamespaceId, StoreId};
 use dalsegno_extent::format::{RecordHeader, RecordKind};
 use dalsegno_extent::{
-    BlockRead, BlockTarget, BlocksRead, Call, Cause, CodecPool, ExtentRead, ExtentTables,
-    HeaderCache, HeaderRead, HeadersRead, PinnedFile, PinnedRead, Reader, SourceIo,
-    TransferStatsView,
+    BlockRead, BlockTarget, BlocksRead, Cause, CodecPool, ExtentRead, ExtentTables, HeaderCache,
+    HeaderRead, HeadersRead, PinnedFile, PinnedRead, Reader, SourceIo, TransferStatsView,
 };
-use dalsegno_io::FileId;
+use dalsegno_io::{Call, FileId};
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 

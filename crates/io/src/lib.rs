@@ -5,6 +5,7 @@
 //! 2. Every completion has its byte count checked. A short transfer is an error, never a success.
 //! 3. Every request gets exactly one completion, even when it is refused, is late, or the device is closed.
 
+mod call;
 mod channel;
 mod clock;
 mod device;
@@ -20,6 +21,7 @@ mod random;
 mod request;
 mod threads;
 
+pub use call::{CANCEL_POLL, Call, Cancel};
 pub use channel::{BindError, Channel, ChannelError, Frame, Listener, Occupant, Peer, PeerName};
 pub use clock::SystemClock;
 pub use device::{Device, DirEntry, Geometry, OpenMode, Opened, Source, Space};

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use dalsegno_core::{Clock, ExtentId, Limits, Location, StoreId};
 use dalsegno_extent::format::StoreHeader;
 use dalsegno_extent::{
-    BlockRead, Call, CodecPool, CompressedExtent, Compressor, DeviceIo, ExtentRead, HeaderCache,
+    BlockRead, CodecPool, CompressedExtent, Compressor, DeviceIo, ExtentRead, HeaderCache,
     IoBounds, PinnedFile, PinnedRead, Reader, SourceIo, read_stored,
 };
-use dalsegno_io::{BufferPool, Device};
+use dalsegno_io::{BufferPool, Call, Device};
 
 use crate::error::LogError;
 use crate::recovery::{Recovered, SegmentOpener, StoreFiles, open_store, recover};

@@ -15,10 +15,10 @@ use std::sync::Arc;
 use dalsegno_core::{Durability, Extent, StoreId};
 use dalsegno_extent::format::{NewExtent, RecordHeader};
 use dalsegno_extent::{
-    Call, CompressedExtent, DeviceIo, ExtentTables, HeaderCache, RecordWrite, into_slices,
+    CompressedExtent, DeviceIo, ExtentTables, HeaderCache, RecordWrite, into_slices,
     payload_pieces, write_all,
 };
-use dalsegno_io::Memory;
+use dalsegno_io::{Call, Memory};
 
 use crate::error::LogError;
 use crate::segment::{Pin, Reservation, Segments, SpaceUse};

@@ -11,9 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use dalsegno_core::{Clock, Deadline, Nanos, SECTOR_BYTES};
-use dalsegno_extent::Call;
 use dalsegno_io::{
-    BufferPool, CallRing, Class, Device, DirEntry, DirectoryLock, FileId, Geometry, IoError,
+    BufferPool, Call, CallRing, Class, Device, DirEntry, DirectoryLock, FileId, Geometry, IoError,
     OpenMode, Opened, Operation, Request, Source, Space, Watch,
 };
 use dalsegno_policy::breaker::{Breaker, BreakerRules, RequestKind, Response, Verdict};

@@ -1,12 +1,12 @@
-//! How long a call may take, and how it is cancelled.
+//! How long a call may take, and how it is cancelled: as callers give it, who know no clock of a store. The clock, which
+//! may be simulated, makes a timeout a moment, and the terms a [`Call`].
 
 use std::time::Duration;
 
 use dalsegno_core::{Clock, Deadline};
-use dalsegno_extent::Call;
-use dalsegno_io::Class;
+use dalsegno_io::{Call, Class};
 
-pub use dalsegno_extent::Cancel;
+pub use dalsegno_io::Cancel;
 
 /// The terms of a call. By default it waits as long as it takes.
 #[derive(Clone, Debug, Default)]
@@ -25,7 +25,9 @@ impl Terms {
         Self { timeout: Some(timeout), cancel: None }
     }
 
-    pub(crate) fn call(&self, clock: &dyn Clock) -> Call {
+    /// The call that begins now by this clock. A client of a server has a clock of its own.
+    #[must_use]
+    pub fn call(&self, clock: &dyn Clock) -> Call {
         let deadline = self
             .timeout
             .map_or(Deadline::Never, |timeout| Deadline::At(clock.now().after(timeout)));

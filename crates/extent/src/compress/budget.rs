@@ -4,12 +4,11 @@
 //!    budget alone.
 //! 2. A caller that holds a budget never waits for another one.
 
+use dalsegno_io::Call;
 use std::sync::Arc;
 
 use dalsegno_core::{Clock, Stopped};
 use parking_lot::{Condvar, Mutex};
-
-use crate::call::Call;
 
 /// Memory for one extent, from its compression until it is written.
 #[derive(Debug)]

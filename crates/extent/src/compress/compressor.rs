@@ -10,12 +10,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use dalsegno_core::{Clock, Compression, KvLayout, SECTOR_BYTES, Stopped};
-use dalsegno_io::Memory;
+use dalsegno_io::{Call, Memory};
 
 use super::budget::{BudgetPool, CompressionBudget};
 use super::codec_pool::CodecPool;
 use super::unit_codec::UnitCodec;
-use crate::call::Call;
 use crate::format::{NewExtent, StoredUnit, Units, compressed_header_bytes, unit_count};
 use crate::stats::TransferStats;
 
@@ -133,7 +132,7 @@ impl Compressor {
         let started = self.clock.now();
         let compressed = match UnitPlan::of(extent, compression) {
             Some(plan) => {
-                let check = || call.timeout(self.clock.as_ref()).map(drop);
+                let check = || call.check(self.clock.as_ref());
                 self.codecs.with(|codec| plan.compress(blocks, codec, budget, check))
             }
             None => Ok(None),

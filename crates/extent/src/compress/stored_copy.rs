@@ -4,10 +4,9 @@
 //! reader of the copy verifies the bytes that were put.
 
 use dalsegno_core::{Extent, StoreId};
-use dalsegno_io::{IoError, Memory};
+use dalsegno_io::{Call, IoError, Memory};
 
 use super::compressor::CompressedExtent;
-use crate::call::Call;
 use crate::format::{RecordHeader, RecordKind, Units};
 use crate::transfer::{DeviceIo, PinnedFile, read_at};
 

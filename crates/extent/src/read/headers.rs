@@ -1,9 +1,8 @@
 //! Reads the headers of records of which only the place is known.
 
 use dalsegno_core::Stopped;
-use dalsegno_io::{Completion, Memory, Operation};
+use dalsegno_io::{Call, Completion, Memory, Operation};
 
-use crate::call::Call;
 use crate::error::Cause;
 use crate::format::RecordHeader;
 use crate::transfer::{PinnedFile, Pump, SourceIo, Transfer};

@@ -5,11 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{Stopped, StoreId};
-use dalsegno_io::{Completion, IoError, Memory, Operation};
+use dalsegno_io::{Call, Completion, IoError, Memory, Operation};
 
 use super::extent_reading::{ExtentReading, ReadRequest};
 use super::header_cache::HeaderCache;
-use crate::call::Call;
 use crate::compress::CodecPool;
 use crate::error::Cause;
 use crate::stats::TransferStats;

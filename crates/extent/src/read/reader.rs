@@ -7,13 +7,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use dalsegno_core::{Extent, StoreId};
-use dalsegno_io::FileId;
+use dalsegno_io::{Call, FileId};
 
 use super::extent_reading::{BlockRead, BlockTarget, ExtentReading, ReadRequest};
 use super::header_cache::{ExtentTables, HeaderCache};
 use super::read_pump::{ReadParts, ReadPump};
 use super::salvage::salvage;
-use crate::call::Call;
 use crate::compress::CodecPool;
 use crate::error::Cause;
 use crate::transfer::{PinnedFile, SourceIo};

@@ -7,10 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::Clock;
-use dalsegno_io::{BufferPool, Device, FileId, Source};
+use dalsegno_io::{BufferPool, Call, Device, FileId, Source};
 
 use super::plan::{DirectUse, PlanRules};
-use crate::call::Call;
 use crate::stats::TransferStats;
 
 /// Operations that no caller started fail after this long, so that no caller waits forever for a device that hangs.

@@ -11,10 +11,11 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use dalsegno_core::{Deadline, Stopped};
-use dalsegno_io::{CallRing, Class, Completion, FileId, Memory, Operation, Request};
+use dalsegno_io::{
+    CANCEL_POLL, Call, CallRing, Class, Completion, FileId, Memory, Operation, Request,
+};
 
 use super::device_io::SourceIo;
-use crate::call::{CANCEL_POLL, Call};
 
 /// How long a call waits for a staging buffer before it is throttled.
 const STAGING_TIMEOUT: Duration = Duration::from_secs(5);
@@ -187,12 +188,7 @@ impl<'a> Pump<'a> {
         let clock = self.io.clock.as_ref();
         let timeout = Deadline::At(clock.now().after(STAGING_TIMEOUT));
         loop {
-            if self.call.is_cancelled() {
-                return Err(Stopped::Cancelled);
-            }
-            if self.call.deadline.expired(clock.now()) {
-                return Err(Stopped::Deadline);
-            }
+            self.call.check(clock)?;
             let Some(left) = timeout.remaining(clock.now()).filter(|left| !left.is_zero()) else {
                 return Err(Stopped::Busy);
             };

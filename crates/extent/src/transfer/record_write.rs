@@ -8,12 +8,11 @@
 use std::collections::VecDeque;
 
 use dalsegno_core::Stopped;
-use dalsegno_io::{Completion, IoError, Memory, Operation};
+use dalsegno_io::{Call, Completion, IoError, Memory, Operation};
 
 use super::device_io::{DeviceIo, PinnedFile};
 use super::plan::{Chunk, MAX_DIRECT_PIECES, Piece, PlanRules, cut};
 use super::pump::{Pump, Transfer};
-use crate::call::Call;
 use crate::format::{RecordHeader, RecordKind};
 use crate::stats::TransferStats;
 

@@ -2,11 +2,10 @@
 
 use crossbeam_channel::bounded;
 use dalsegno_core::Deadline;
-use dalsegno_io::{Class, Completion, FileId, IoError, OpenMode, Operation, Request};
+use dalsegno_io::{Call, Class, Completion, FileId, IoError, OpenMode, Operation, Request};
 
 use super::device_io::{DeviceIo, PinnedFile, SourceIo};
 use super::pump::{Pump, Transfer};
-use crate::call::Call;
 use crate::format::{SECTOR, STORE_FILE};
 
 /// Fills `bytes` from a file.

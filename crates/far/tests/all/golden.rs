@@ -12,13 +12,13 @@ use std::time::Duration;
 
 use dalsegno_core::{ChainHash, Clock, KvLayout, ManualClock, NamespaceId, StoreId};
 use dalsegno_extent::format::{NewExtent, RecordPlace};
-use dalsegno_extent::{BlockTarget, Call, IoBounds, PinnedFile, SourceIo};
+use dalsegno_extent::{BlockTarget, IoBounds, PinnedFile, SourceIo};
 use dalsegno_far::format::{Catalog, RemovalList};
 use dalsegno_far::{
     FarIndex, FarReader, FarShape, FarWanted, Follower, MemoryLocation, Object, Publisher,
     PublisherOptions, Removal, RemovalId, Tier, WriterId, wait_for,
 };
-use dalsegno_io::{BufferPool, Memory, Source};
+use dalsegno_io::{BufferPool, Call, Memory, Source};
 
 const LIMIT: Duration = Duration::from_secs(1);
 const SLICE_BYTES: u32 = 4096;

@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use dalsegno_core::{ChainHash, Clock, Extent, KvLayout, NamespaceId, StoreId};
 use dalsegno_extent::format::{NewExtent, RecordPlace};
-use dalsegno_extent::{BlockTarget, Call, IoBounds, PinnedFile, SourceIo};
+use dalsegno_extent::{BlockTarget, IoBounds, PinnedFile, SourceIo};
 use dalsegno_far::{
     Applied, Collector, EarlierSearch, FarIndex, FarReader, FarShape, FarWanted, Follower,
     LIST_EVERY, MemoryLocation, MemoryTier, Object, Polled, Publisher, PublisherOptions, Removal,
     RemovalId, Tier, WriterId, wait_for,
 };
-use dalsegno_io::{BufferPool, IoError, Memory, Source};
+use dalsegno_io::{BufferPool, Call, IoError, Memory, Source};
 
 const LAYERS: u32 = 2;
 const SLICE_BYTES: u32 = 4096;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use dalsegno_core::{Clock, StoreId, sector_down, sector_up};
 use dalsegno_extent::format::{FormatError, STORE_FILE};
-use dalsegno_extent::{Call, DeviceIo, offline_io, read_at};
-use dalsegno_io::{BufferPool, Device, FileId};
+use dalsegno_extent::{DeviceIo, offline_io, read_at};
+use dalsegno_io::{BufferPool, Call, Device, FileId};
 
 use super::report::VerifyReport;
 use crate::error::LogError;

@@ -11,8 +11,8 @@ use dalsegno_extent::format::{
     namespace_of_file, segment_number,
 };
 use dalsegno_extent::offline::check_units;
-use dalsegno_extent::{Call, read_at, read_first_sector};
-use dalsegno_io::{BufferPool, Device, DirEntry, FileId, OpenMode, share_work};
+use dalsegno_extent::{read_at, read_first_sector};
+use dalsegno_io::{BufferPool, Call, Device, DirEntry, FileId, OpenMode, share_work};
 use parking_lot::Mutex;
 
 use super::offline_store::OfflineStore;

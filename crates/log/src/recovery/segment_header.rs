@@ -2,8 +2,8 @@
 
 use dalsegno_core::StoreId;
 use dalsegno_extent::format::{FormatError, SECTOR, SECTOR_CRC_AT, SegmentHeader, all_zero};
-use dalsegno_extent::{Call, DeviceIo, read_at};
-use dalsegno_io::{FileId, IoError};
+use dalsegno_extent::{DeviceIo, read_at};
+use dalsegno_io::{Call, FileId, IoError};
 
 /// What a segment's header must name.
 #[derive(Clone, Copy, Debug)]

@@ -7,8 +7,8 @@ use dalsegno_core::{Clock, StoreId};
 use dalsegno_extent::format::{
     FormatError, SECTOR, STORE_FILE, SegmentHeader, StoreHeader, segment_number,
 };
-use dalsegno_extent::{Call, DeviceIo, offline_io, read_first_sector, write_at};
-use dalsegno_io::{BufferPool, Device, DirEntry, IoError, OpenMode};
+use dalsegno_extent::{DeviceIo, offline_io, read_first_sector, write_at};
+use dalsegno_io::{BufferPool, Call, Device, DirEntry, IoError, OpenMode};
 
 use crate::error::LogError;
 use crate::sync::Syncer;

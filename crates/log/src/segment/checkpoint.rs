@@ -10,8 +10,8 @@
 use std::sync::Arc;
 
 use dalsegno_core::{COUNT_LIMIT, ChainHash, MAX_EXTENT_BLOCKS, NamespaceId, SECTOR_BYTES};
-use dalsegno_extent::Call;
 use dalsegno_extent::format::FieldReader;
+use dalsegno_io::Call;
 
 use super::segments::Segments;
 use super::slot::{SegmentState, Slot};

@@ -7,8 +7,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_extent::{Call, PinnedFile};
-use dalsegno_io::FileId;
+use dalsegno_extent::PinnedFile;
+use dalsegno_io::{Call, FileId};
 use parking_lot::{Condvar, Mutex};
 
 use crate::sync::{SyncGate, Syncer, Unsynced};

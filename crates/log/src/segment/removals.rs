@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use dalsegno_core::{ChainHash, MAX_EXTENT_BLOCKS, NamespaceId};
 use dalsegno_extent::format::{RecordHeader, RecordKind};
-use dalsegno_extent::{Call, DeviceIo, RecordWrite, write_one};
+use dalsegno_extent::{DeviceIo, RecordWrite, write_one};
+use dalsegno_io::Call;
 
 use super::reservation::SpaceUse;
 use super::segments::Segments;

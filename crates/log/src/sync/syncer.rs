@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::Stopped;
-use dalsegno_extent::{Call, DeviceIo, OWN_LIMIT, start_sync, sync};
-use dalsegno_io::{FileId, IoError};
+use dalsegno_extent::{DeviceIo, OWN_LIMIT, start_sync, sync};
+use dalsegno_io::{Call, FileId, IoError};
 
 use super::gate::{StartedSync, SyncGate, SyncWaiter, Unsynced};
 use super::write_state::WriteState;

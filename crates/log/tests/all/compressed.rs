@@ -10,11 +10,11 @@ use dalsegno_core::{
     NamespaceId, Stopped, StoreId,
 };
 use dalsegno_extent::{
-    BlockOutcome, BlockTarget, Call, Cause, ExtentRead, NewExtent,
+    BlockOutcome, BlockTarget, Cause, ExtentRead, NewExtent,
     format::{RecordHeader, RecordKind, segment_file},
 };
 use dalsegno_io::{
-    BufferPool, DirectoryOptions, IoError, LocalDirectory, Memory, SystemClock, lend,
+    BufferPool, Call, DirectoryOptions, IoError, LocalDirectory, Memory, SystemClock, lend,
 };
 use dalsegno_log::{Log, LogError, LogOptions, Payload, Recovered};
 

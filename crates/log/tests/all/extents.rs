@@ -8,9 +8,9 @@ use dalsegno_core::{
     ChainHash, Clock, Compression, Deadline, Durability, EngineChoice, Extent, KvLayout, Limits,
     NamespaceId, StoreId,
 };
-use dalsegno_extent::{BlockTarget, Call, ExtentRead, NewExtent};
+use dalsegno_extent::{BlockTarget, ExtentRead, NewExtent};
 use dalsegno_io::{
-    BufferPool, DirectoryOptions, Lender, LocalDirectory, Memory, SystemClock, lend,
+    BufferPool, Call, DirectoryOptions, Lender, LocalDirectory, Memory, SystemClock, lend,
 };
 use dalsegno_log::{Append, Log, LogOptions, Payload, SpaceUse};
 

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use dalsegno_core::{
     ChainHash, Compression, Durability, EngineChoice, Extent, KvLayout, Limits, Namespace, StoreId,
 };
-use dalsegno_extent::{BlockTarget, Call, ExtentRead, NewExtent};
-use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, SystemClock, lend};
+use dalsegno_extent::{BlockTarget, ExtentRead, NewExtent};
+use dalsegno_io::{BufferPool, Call, DirectoryOptions, LocalDirectory, SystemClock, lend};
 use dalsegno_log::{Log, LogOptions, Payload, Recovered};
 
 use crate::append_of;

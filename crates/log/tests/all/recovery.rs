@@ -9,8 +9,8 @@ use dalsegno_core::{
     COUNT_LIMIT, ChainHash, Durability, EngineChoice, Extent, KvLayout, Limits, Location,
     NamespaceId, StoreId,
 };
-use dalsegno_extent::{Call, NewExtent, format::segment_file};
-use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, SystemClock, lend};
+use dalsegno_extent::{NewExtent, format::segment_file};
+use dalsegno_io::{BufferPool, Call, DirectoryOptions, LocalDirectory, SystemClock, lend};
 use dalsegno_log::{
     Appended, Log, LogOptions, Payload, Recovered, Removal, SegmentState, SegmentView, removals_of,
 };

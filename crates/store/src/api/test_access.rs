@@ -4,7 +4,7 @@
 use std::sync::{Arc, Weak};
 
 use dalsegno_core::Result;
-use dalsegno_extent::Call;
+use dalsegno_io::Call;
 use dalsegno_far::Applied;
 use dalsegno_log::{Reservation, Writer};
 

@@ -4,11 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dalsegno_core::Extent;
-use dalsegno_extent::{
-    BlockOutcome, BlockTarget, Call, Cause, CompressedExtent, ExtentRead, NewExtent,
-};
+use dalsegno_extent::{BlockOutcome, BlockTarget, Cause, CompressedExtent, ExtentRead, NewExtent};
 use dalsegno_index::Unread;
-use dalsegno_io::{Memory, lend};
+use dalsegno_io::{Call, Memory, lend};
 use dalsegno_log::{Log, LogError};
 
 use crate::background::rows::Spot;

@@ -12,9 +12,9 @@
 use std::sync::Arc;
 
 use dalsegno_core::{ChainHash, Deadline, Extent, NamespaceId};
-use dalsegno_extent::{Call, Cause};
+use dalsegno_extent::Cause;
 use dalsegno_index::Unread;
-use dalsegno_io::{IoError, Memory, StopSignal, lend};
+use dalsegno_io::{Call, IoError, Memory, StopSignal, lend};
 use dalsegno_log::{Append, Appended, LogError, Payload, SpaceUse};
 use dalsegno_policy::merging::{Due, MergeRules, Piece, choose, fresh_and_moved};
 

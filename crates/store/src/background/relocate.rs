@@ -6,9 +6,9 @@
 //! 4. Each step inside an extent waits for the device: a late read says nothing about the bytes.
 
 use dalsegno_core::{Extent, Stopped};
-use dalsegno_extent::{Call, Cause, NewExtent};
+use dalsegno_extent::{Cause, NewExtent};
 use dalsegno_index::Unread;
-use dalsegno_io::{IoError, lend};
+use dalsegno_io::{Call, IoError, lend};
 use dalsegno_log::{Append, Appended, LogError, Payload, SpaceUse};
 
 use crate::background::copy::{compress_again, read_blocks, visible_blocks};

@@ -17,8 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use dalsegno_core::{Deadline, MIN_SEGMENTS, Result};
-use dalsegno_extent::Call;
-use dalsegno_io::{Executor, JobLane};
+use dalsegno_io::{Call, Executor, JobLane};
 use dalsegno_log::{LogError, Reservation, SpaceUse};
 
 use crate::background::evict::{RECLAIM_ATTEMPTS, give_back, make_space, recycle_dead_segments};

@@ -13,12 +13,12 @@ use std::time::Duration;
 use dalsegno_core::{
     ChainHash, Clock, DramAdmission, Extent, FarWrite, Limits, NamespaceId, Nanos, StoreId,
 };
-use dalsegno_extent::{Call, Cause, IoBounds, SourceIo};
+use dalsegno_extent::{Cause, IoBounds, SourceIo};
 use dalsegno_far::{
     BadObject, FarIndex, FarPlace, FarReader, FarReading, FarShape, FarWanted, KEEP_REMOVALS,
     Polled, Publisher, PublisherOptions, Refused, Removal, Tier, TierState, WriterId,
 };
-use dalsegno_io::{BufferPool, IoError, Source};
+use dalsegno_io::{BufferPool, Call, IoError, Source};
 use dalsegno_log::Log;
 use parking_lot::Mutex;
 

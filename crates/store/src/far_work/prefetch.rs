@@ -6,9 +6,9 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use dalsegno_core::{ChainHash, Clock, Deadline};
-use dalsegno_extent::{BlockRead, BlockTarget, Call};
+use dalsegno_extent::{BlockRead, BlockTarget};
 use dalsegno_far::{FarShape, FarWanted};
-use dalsegno_io::{Duty, Executor, NextStep, StopSignal};
+use dalsegno_io::{Call, Duty, Executor, NextStep, StopSignal};
 
 use crate::engine::Engine;
 use crate::far::prefetches::{PrefetchBatch, PrefetchResult};

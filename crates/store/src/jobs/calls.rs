@@ -1,8 +1,7 @@
 //! Jobs that a call waits for within its terms. What it leaves behind is still done.
 
 use dalsegno_core::{Clock, Stopped};
-use dalsegno_extent::Call;
-use dalsegno_io::{IoError, JobLane, JobPlace};
+use dalsegno_io::{Call, IoError, JobLane, JobPlace};
 use dalsegno_log::LogError;
 
 /// How a job ended.

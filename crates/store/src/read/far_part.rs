@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use dalsegno_core::{ChainHash, Clock, Nanos};
-use dalsegno_extent::{BlockRead, Call};
+use dalsegno_extent::BlockRead;
 use dalsegno_far::FarReading;
+use dalsegno_io::Call;
 
 use crate::block_key::BlockKey;
 use crate::engine::Engine;

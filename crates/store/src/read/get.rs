@@ -17,10 +17,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{ChainHash, DramAdmission, Namespace};
-use dalsegno_extent::{BlockRead, BlockTarget, Call, Cause, ExtentRead};
+use dalsegno_extent::{BlockRead, BlockTarget, Cause, ExtentRead};
 use dalsegno_far::{FarShape, FarWanted};
 use dalsegno_index::{Run, Scope, note_use};
-use dalsegno_io::Operation;
+use dalsegno_io::{Call, Operation};
 
 use crate::block_key::BlockKey;
 use crate::engine::Engine;

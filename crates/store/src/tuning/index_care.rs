@@ -12,9 +12,8 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use dalsegno_core::{Clock, Result};
-use dalsegno_extent::Call;
 use dalsegno_index::{LsmIndex, Pace, Shortage};
-use dalsegno_io::{Duty, Executor, NextStep, Periodic, StopSignal};
+use dalsegno_io::{Call, Duty, Executor, NextStep, Periodic, StopSignal};
 use dalsegno_log::{Log, OtherFiles};
 use dalsegno_policy::merging::Bucket;
 use parking_lot::{Condvar, Mutex};

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use dalsegno_core::{ChainHash, DramAdmission, Namespace, NamespaceId, Result};
-use dalsegno_extent::{Call, CompressedExtent, NewExtent};
+use dalsegno_extent::{CompressedExtent, NewExtent};
 use dalsegno_index::Placement;
-use dalsegno_io::Memory;
+use dalsegno_io::{Call, Memory};
 use dalsegno_log::{Append, LogError, Payload};
 
 use crate::background::merger::Merger;

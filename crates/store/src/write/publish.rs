@@ -1,8 +1,9 @@
 //! The two ends of a write in the index: the place of a new extent, and its publication.
 
 use dalsegno_core::{ChainHash, Deadline, Extent, FarWrite, Namespace};
-use dalsegno_extent::{Call, NewExtent};
+use dalsegno_extent::NewExtent;
 use dalsegno_index::{Scope, raise_parent};
+use dalsegno_io::Call;
 use dalsegno_log::Appended;
 use dalsegno_policy::recency::Use;
 

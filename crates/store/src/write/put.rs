@@ -8,9 +8,8 @@
 use std::sync::Arc;
 
 use dalsegno_core::{ChainHash, Deadline, Error, FarWrite, Namespace, NamespaceId, Result};
-use dalsegno_extent::Call;
 use dalsegno_index::{Scope, note_use};
-use dalsegno_io::{Memory, Operation};
+use dalsegno_io::{Call, Memory, Operation};
 use dalsegno_policy::AdmissionFilter;
 use parking_lot::Mutex;
 

@@ -16,10 +16,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use dalsegno_core::{
     ChainHash, Error, ErrorKind, IndexChoice, MAX_EXTENT_BLOCKS, NamespaceId, Result,
 };
-use dalsegno_extent::Call;
 use dalsegno_far::{Removal, RemovalId};
 use dalsegno_index::Scope;
-use dalsegno_io::{IoError, JobLane};
+use dalsegno_io::{Call, IoError, JobLane};
 use dalsegno_log::{Log, LogError, Removals};
 
 use crate::background::evict::make_space;

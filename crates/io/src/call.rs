@@ -1,4 +1,10 @@
-//! The terms of one call: its class, its deadline, and how it is cancelled.
+//! How long one call may take: its deadline, and how it is cancelled.
+//!
+//! Callers give a relative timeout. It becomes the deadline of a call by the clock of a store or of a client. A request
+//! to a device or to a tier, and a lookup in the index, carry the deadline alone, because nothing cancels them.
+//!
+//! 1. A call that is over waits for nothing more. Requests in flight complete unseen.
+//! 2. A wait that can be cancelled checks that at least every [`CANCEL_POLL`].
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,10 +12,12 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use dalsegno_core::{Clock, Deadline, Stopped};
-use dalsegno_io::{Class, IoError};
+
+use crate::error::IoError;
+use crate::request::Class;
 
 /// How often a wait checks whether its call was cancelled.
-pub(crate) const CANCEL_POLL: Duration = Duration::from_millis(10);
+pub const CANCEL_POLL: Duration = Duration::from_millis(10);
 
 /// Cancels a call from another thread.
 #[derive(Clone, Debug, Default)]
@@ -28,7 +36,7 @@ impl Cancel {
     }
 }
 
-/// The terms of one call.
+/// What holds for one call, whatever it waits for.
 #[derive(Clone, Debug)]
 pub struct Call {
     /// Whether a caller waits.
@@ -75,19 +83,43 @@ impl Call {
         self.deadline.is_bounded()
     }
 
+    /// Whether the call was cancelled.
+    #[must_use]
+    pub fn is_cancelled(&self) -> bool {
+        self.cancel.as_ref().is_some_and(Cancel::is_cancelled)
+    }
+
+    /// The time that is left; `None` without a deadline.
+    ///
+    /// # Errors
+    ///
+    /// [`Stopped::Deadline`] if none is.
+    pub fn left(&self, clock: &dyn Clock) -> Result<Option<Duration>, Stopped> {
+        match self.deadline.remaining(clock.now()) {
+            Some(left) if left.is_zero() => Err(Stopped::Deadline),
+            left => Ok(left),
+        }
+    }
+
+    /// Fails once the call is over.
+    ///
+    /// # Errors
+    ///
+    /// [`Stopped::Cancelled`] or [`Stopped::Deadline`].
+    pub fn check(&self, clock: &dyn Clock) -> Result<(), Stopped> {
+        self.timeout(clock).map(drop)
+    }
+
     /// How long to wait before calling this again; `None` if a wait needs no timeout.
     ///
     /// # Errors
     ///
-    /// [`Stopped::Cancelled`] or [`Stopped::Deadline`] if the call ended.
+    /// As [`Call::check`].
     pub fn timeout(&self, clock: &dyn Clock) -> Result<Option<Duration>, Stopped> {
         if self.is_cancelled() {
             return Err(Stopped::Cancelled);
         }
-        let left = self.deadline.remaining(clock.now());
-        if left.is_some_and(|left| left.is_zero()) {
-            return Err(Stopped::Deadline);
-        }
+        let left = self.left(clock)?;
         let poll = self.cancel.as_ref().map(|_| CANCEL_POLL);
         Ok(left.into_iter().chain(poll).min())
     }
@@ -96,7 +128,7 @@ impl Call {
     ///
     /// # Errors
     ///
-    /// As [`Call::timeout`]; [`IoError::Closed`] if the sender is gone.
+    /// As [`Call::check`]; [`IoError::Closed`] if the sender is gone.
     pub fn receive<T>(&self, values: &Receiver<T>, clock: &dyn Clock) -> Result<T, IoError> {
         loop {
             if let Ok(value) = values.try_recv() {
@@ -113,8 +145,45 @@ impl Call {
             }
         }
     }
+}
 
-    pub(crate) fn is_cancelled(&self) -> bool {
-        self.cancel.as_ref().is_some_and(Cancel::is_cancelled)
+#[cfg(test)]
+mod tests {
+    use dalsegno_core::ManualClock;
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn within(time: Duration, clock: &ManualClock) -> Call {
+        Call::foreground().until(Deadline::At(clock.now().after(time)))
+    }
+
+    #[test]
+    fn a_call_ends_at_its_deadline_or_when_it_is_cancelled() {
+        let clock = ManualClock::default();
+        let cancel = Cancel::default();
+        let call = Call { cancel: Some(cancel.clone()), ..within(SECOND, &clock) };
+        assert_eq!(call.left(&clock), Ok(Some(SECOND)));
+        assert_eq!(call.timeout(&clock), Ok(Some(CANCEL_POLL)));
+        clock.advance(SECOND);
+        assert_eq!(call.check(&clock), Err(Stopped::Deadline));
+        cancel.cancel();
+        assert_eq!(call.check(&clock), Err(Stopped::Cancelled));
+        assert_eq!(Call::background().timeout(&clock), Ok(None));
+    }
+
+    #[test]
+    fn a_value_that_has_arrived_counts_after_the_end_of_the_call() {
+        let clock = ManualClock::default();
+        let over = within(Duration::ZERO, &clock);
+        let (sender, values) = crossbeam_channel::bounded(1);
+        sender.send(7).unwrap();
+        assert!(matches!(over.receive(&values, &clock), Ok(7)));
+        let late = over.receive(&values, &clock);
+        assert!(matches!(late, Err(IoError::Stopped(Stopped::Deadline))));
+        drop(sender);
+        let gone = Call::background().receive(&values, &clock);
+        assert!(matches!(gone, Err(IoError::Closed)));
     }
 }
