@@ -7,6 +7,8 @@
 //!    an error and never a panic.
 //! 2. New variants and fields come at the end, with a new version.
 
+use std::time::Duration;
+
 use dalsegno_arena::Stamp;
 use dalsegno_core::{ChainHash, Error, ErrorKind, NamespaceId};
 use dalsegno_store::{BlockTier, Cause, Located, Outcome, PutOutcome};
@@ -308,6 +310,11 @@ pub(crate) fn failed(error: &Error) -> Reply {
 pub(crate) fn error_of(kind: u8, message: String) -> Error {
     let kind = KINDS.get(usize::from(kind)).copied().unwrap_or(ErrorKind::Unavailable);
     Error::new(kind, message)
+}
+
+/// A timeout as messages have it.
+pub(crate) fn timeout_ns(timeout: Option<Duration>) -> Option<u64> {
+    timeout.map(|timeout| u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX))
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //!
 //! 1. A lease that the client does not use, also one whose reply came too late, is ended as soon as the server can be
 //!    informed.
-//! 2. The server learns of a namespace from the first call that uses it, within the limit of that call.
+//! 2. The server learns of a namespace from the first call that uses it, within its terms.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -12,13 +12,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use dalsegno_core::{Clock, Error, ErrorKind, NamespaceId, Nanos, Result, Stopped, StoreId};
-use dalsegno_io::{Memory, SystemClock};
+use dalsegno_io::{Call, Memory, SystemClock};
+use dalsegno_store::Terms;
 use parking_lot::Mutex;
 
 use super::connection::{Connection, HELLO_TIMEOUT, Unreached, Welcome, Window};
 use super::connections::Turn;
 use super::facts::Facts;
-use super::limit::{Limit, Lost};
+use super::lost::Lost;
 use super::namespaces::Known;
 use super::places::ServedArena;
 use super::reach::Reach;
@@ -98,9 +99,9 @@ impl Attachment {
         self.reach.connections.tidy(self.reach.clock.now());
         if self.reach.connections.are_none() && !self.reach.is_gone() {
             // The server closed them all: either it ended, also after it had hung, or others needed them.
-            let limit = Limit::within(HELLO_TIMEOUT, self.reach.clock.now());
+            let call = Terms::within(HELLO_TIMEOUT).call(&self.reach.clock);
             if let Turn::Open = self.reach.connections.turn(self.reach.clock.now())
-                && let Ok(connection) = self.reach.open_counted(&limit)
+                && let Ok(connection) = self.reach.open_counted(&call)
             {
                 self.reach.connections.put_back(connection, self.reach.clock.now());
             }
@@ -149,9 +150,9 @@ impl Attachment {
         }
         let mut news = self.news.lock();
         let now = self.reach.clock.now();
-        let limit = Limit::within(HELLO_TIMEOUT, now);
+        let call = Terms::within(HELLO_TIMEOUT).call(&self.reach.clock);
         let open = news.take().map(|(connection, _)| connection);
-        let Some(mut connection) = open.or_else(|| self.reach.connect(&limit).ok()) else { return };
+        let Some(mut connection) = open.or_else(|| self.reach.connect(&call).ok()) else { return };
         if self.reach.report_ended(&mut connection, REPORT_TIMEOUT) != Err(Lost::Ended) {
             *news = Some((connection, now));
         }
@@ -168,12 +169,12 @@ impl Attachment {
         &self,
         namespace: impl Into<Option<NamespaceId>>,
         message: &[u8],
-        limit: &Limit,
+        call: &Call,
     ) -> std::result::Result<Vec<u8>, Lost> {
         let namespace = namespace.into();
-        self.reach.on_connection(limit, |connection| {
-            self.introduce(connection, namespace, limit)?;
-            self.reach.exchange(connection, message, limit)
+        self.reach.on_connection(call, |connection| {
+            self.introduce(connection, namespace, call)?;
+            self.reach.exchange(connection, message, call)
         })
     }
 
@@ -183,13 +184,13 @@ impl Attachment {
         namespace: NamespaceId,
         message: impl Fn(u64) -> Vec<u8>,
         (blocks, bytes): (&[Vec<Memory>], usize),
-        limit: &Limit,
+        call: &Call,
     ) -> std::result::Result<Vec<u8>, Lost> {
-        let is_over = || limit.left(&self.reach.clock).is_err();
-        self.reach.on_connection(limit, |connection| {
-            self.introduce(connection, namespace.into(), limit)?;
+        let is_over = || call.left(&self.reach.clock).is_err();
+        self.reach.on_connection(call, |connection| {
+            self.introduce(connection, namespace.into(), call)?;
             let window = connection.copy_in(blocks, bytes, is_over)?;
-            let answered = self.exchange_window(connection, &window, &message, limit);
+            let answered = self.exchange_window(connection, &window, &message, call);
             if answered.is_ok() {
                 connection.trim();
             }
@@ -203,11 +204,11 @@ impl Attachment {
         namespace: NamespaceId,
         message: impl Fn(u64) -> Vec<u8>,
         window: &Window,
-        limit: &Limit,
+        call: &Call,
     ) -> std::result::Result<Vec<u8>, Lost> {
-        self.reach.on_connection(limit, |connection| {
-            self.introduce(connection, namespace.into(), limit)?;
-            self.exchange_window(connection, window, &message, limit)
+        self.reach.on_connection(call, |connection| {
+            self.introduce(connection, namespace.into(), call)?;
+            self.exchange_window(connection, window, &message, call)
         })
     }
 
@@ -216,7 +217,7 @@ impl Attachment {
         &self,
         connection: &mut Connection,
         namespace: Option<NamespaceId>,
-        limit: &Limit,
+        call: &Call,
     ) -> std::result::Result<(), Lost> {
         let Some(known) = namespace.and_then(|id| self.reach.shared.namespaces.find(id)) else {
             // The server says that nobody registered it.
@@ -229,7 +230,7 @@ impl Attachment {
             Some(Introduced::Refused) => return Err(Lost::Away),
             None => {}
         }
-        let answer = self.reach.exchange(connection, &registration(&known), limit)?;
+        let answer = self.reach.exchange(connection, &registration(&known), call)?;
         let Err(error) = understand_registration(&answer) else {
             self.introduced.lock().insert(id, Introduced::Known);
             return Ok(());
@@ -258,8 +259,8 @@ impl Attachment {
     /// # Errors
     ///
     /// What the server says. That it says nothing is no error: the next call registers it.
-    pub(super) fn register(&self, known: &Known, limit: &Limit) -> Result<()> {
-        let Ok(answer) = self.call(None, &registration(known), limit) else { return Ok(()) };
+    pub(super) fn register(&self, known: &Known, call: &Call) -> Result<()> {
+        let Ok(answer) = self.call(None, &registration(known), call) else { return Ok(()) };
         match understand_registration(&answer) {
             // It is about to end.
             Err(error) if error.kind() == ErrorKind::Closed => return Ok(()),
@@ -274,17 +275,17 @@ impl Attachment {
         connection: &mut Connection,
         window: &Window,
         message: impl Fn(u64) -> Vec<u8>,
-        limit: &Limit,
+        call: &Call,
     ) -> std::result::Result<Vec<u8>, Lost> {
         if !connection.knows(window) {
-            self.reach.send(limit, |timeout| connection.send_window(window, timeout))?;
-            let reply = self.reach.answer(connection, limit)?;
+            self.reach.send(call, |timeout| connection.send_window(window, timeout))?;
+            let reply = self.reach.answer(connection, call)?;
             if !matches!(wire::decode(&reply), Ok((Reply::Done, _))) {
                 return Err(Stopped::Busy.into());
             }
             connection.window_is_known(window);
         }
-        let answered = self.reach.exchange(connection, &message(window.ticket()), limit);
+        let answered = self.reach.exchange(connection, &message(window.ticket()), call);
         if answered.is_err() {
             window.give_up();
         }

@@ -5,15 +5,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use dalsegno_core::{ChainHash, Clock, Deadline, Error, ErrorKind, NamespaceId, Result};
-use dalsegno_io::{Process, SystemClock};
+use dalsegno_io::{Call, Process, SystemClock};
 use dalsegno_store::{
     Direction, Located, Put, PutOutcome, PutReport, Stats, Terms, Transfer, TransferLanes, forked,
 };
 use parking_lot::Mutex;
 
 use super::attachment::Attachment;
-use super::limit::{Limit, Lost};
 use super::link::Link;
+use super::lost::Lost;
 use super::save::{self, Allocation};
 use super::submitted::SubmittedPuts;
 use super::watch_lines::WatchLines;
@@ -82,11 +82,11 @@ impl Inner {
         terms: &Terms,
     ) -> Result<usize> {
         let parts = self.enter()?;
-        let limit = parts.limit(terms);
+        let call = terms.call(&parts.clock);
         let mut found = 0;
         for part in chain.chunks(MOST_HASHES) {
             let message = look(namespace, how, part);
-            let Ok(answer) = parts.ask_within(namespace, &message, &limit) else { break };
+            let Ok(answer) = parts.ask_within(namespace, &message, &call) else { break };
             let Ok((Reply::Count { count }, _)) = wire::decode::<Reply>(&answer) else { break };
             let count = usize::try_from(count).unwrap_or(usize::MAX).min(part.len());
             found += count;
@@ -136,7 +136,7 @@ impl Inner {
         let namespace = parts.link.namespace(namespace)?;
         put.check(&namespace)?;
         match parts.server() {
-            Ok(server) => save::put(&server, &namespace, put, &parts.limit(terms)),
+            Ok(server) => save::put(&server, &namespace, put, &terms.call(&parts.clock)),
             Err(_) => Ok(PutReport { outcomes: vec![PutOutcome::Failed; put.blocks.len()] }),
         }
     }
@@ -153,7 +153,7 @@ impl Inner {
         let count = allocation.count_of(chain, first)?;
         match parts.server() {
             Ok(server) => {
-                save::commit(&server, allocation, (chain, first, count), &parts.limit(terms))
+                save::commit(&server, allocation, (chain, first, count), &terms.call(&parts.clock))
             }
             Err(_) => Ok(PutReport { outcomes: vec![PutOutcome::Failed; count] }),
         }
@@ -180,35 +180,30 @@ impl Parts {
         self.link.server().ok_or(Lost::Away)
     }
 
-    pub(super) fn limit(&self, terms: &Terms) -> Limit {
-        let end = terms.timeout.map(|timeout| Deadline::At(self.clock.now().after(timeout)));
-        Limit { deadline: end.unwrap_or_default(), cancel: terms.cancel.clone() }
-    }
-
     /// Asks about a namespace, or about none, without a deadline.
     pub(super) fn ask(
         &self,
         namespace: impl Into<Option<NamespaceId>>,
         message: &[u8],
     ) -> std::result::Result<Vec<u8>, Lost> {
-        self.ask_within(namespace, message, &self.limit(&Terms::default()))
+        self.ask_within(namespace, message, &Call::foreground())
     }
 
-    /// As [`Parts::ask`], within a limit.
+    /// As [`Parts::ask`], within a call.
     pub(super) fn ask_within(
         &self,
         namespace: impl Into<Option<NamespaceId>>,
         message: &[u8],
-        limit: &Limit,
+        call: &Call,
     ) -> std::result::Result<Vec<u8>, Lost> {
-        self.server()?.call(namespace, message, limit)
+        self.server()?.call(namespace, message, call)
     }
 
     /// The counters of the store, as JSON; the last known ones if the server is away, zeros if there are none.
     pub(super) fn stats(&self) -> serde_json::Value {
-        let limit = self.limit(&Terms::within(CLOSE_TIMEOUT));
+        let call = Terms::within(CLOSE_TIMEOUT).call(&self.clock);
         let message = wire::encode(&Request::Stats);
-        if let Ok(answer) = self.ask_within(None, &message, &limit)
+        if let Ok(answer) = self.ask_within(None, &message, &call)
             && let Ok((Reply::Stats { stats }, _)) = wire::decode::<Reply>(&answer)
             && let Ok(stats) = serde_json::from_str(&stats)
         {

@@ -6,10 +6,10 @@
 use std::sync::Arc;
 
 use dalsegno_core::{ChainHash, Namespace};
+use dalsegno_io::Call;
 
 use super::attachment::Attachment;
-use super::limit::{Limit, timeout_ns};
-use crate::wire::{self, MOST_HASHES, PlaceRow, Reply, Request};
+use crate::wire::{self, MOST_HASHES, PlaceRow, Reply, Request, timeout_ns};
 
 /// Leading blocks of a chain in the pool of a server. Dropping it ends the lease.
 #[derive(Debug, Default)]
@@ -83,7 +83,7 @@ pub(super) fn lease(
     server: &Arc<Attachment>,
     namespace: &Namespace,
     chain: &[ChainHash],
-    limit: &Limit,
+    call: &Call,
 ) -> ServedLease {
     let block_bytes = usize::try_from(namespace.layout().block_bytes()).expect("64-bit addresses");
     let mut lease = ServedLease {
@@ -94,11 +94,11 @@ pub(super) fn lease(
         is_truncated: false,
     };
     for part in chain.chunks(MOST_HASHES) {
-        let Ok(left) = server.reach().left(limit) else { break };
+        let Ok(left) = server.reach().left(call) else { break };
         let timeout_ns = timeout_ns(left);
         let mut message = wire::encode(&Request::Lease { namespace: namespace.id().0, timeout_ns });
         wire::push_hashes(&mut message, part);
-        let Ok(answer) = server.call(namespace.id(), &message, limit) else { break };
+        let Ok(answer) = server.call(namespace.id(), &message, call) else { break };
         let Ok((Reply::Leased { lease: number, truncated }, tail)) = wire::decode(&answer) else {
             break;
         };

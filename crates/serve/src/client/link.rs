@@ -10,14 +10,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use dalsegno_core::{Clock, Error, ErrorKind, Namespace, NamespaceId, Result};
+use dalsegno_core::{Error, ErrorKind, Namespace, NamespaceId, Result};
 use dalsegno_io::{SystemClock, Workers};
-use dalsegno_store::{RegisterOptions, no_thread};
+use dalsegno_store::{RegisterOptions, Terms, no_thread};
 use parking_lot::{Mutex, RwLock};
 
 use super::attachment::Attachment;
 use super::facts::Facts;
-use super::limit::Limit;
 use super::namespaces::Known;
 use super::shared::Shared;
 
@@ -102,8 +101,8 @@ impl Link {
         let namespaces = &self.shared.of_all.namespaces;
         if let Some(server) = self.server() {
             let known = Known { namespace: Arc::new(namespace.clone()), options };
-            let limit = Limit::within(REGISTER_TIMEOUT, self.shared.clock.now());
-            server.register(&known, &limit)?;
+            let call = Terms::within(REGISTER_TIMEOUT).call(&self.shared.clock);
+            server.register(&known, &call)?;
         }
         namespaces.add(namespace, options);
         Ok(())

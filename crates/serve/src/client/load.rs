@@ -7,11 +7,12 @@
 use std::collections::VecDeque;
 
 use dalsegno_core::{ChainHash, Namespace, Result};
+use dalsegno_io::Call;
 use dalsegno_store::{Cause, GetReport, Memory, Outcome, Scope, check_get};
 
 use super::attachment::Attachment;
-use super::limit::{Limit, Lost, timeout_ns};
-use crate::wire::{self, MOST_HASHES, Malformed, PlaceRow, Reply, Request};
+use super::lost::Lost;
+use crate::wire::{self, MOST_HASHES, Malformed, PlaceRow, Reply, Request, timeout_ns};
 
 /// Bytes that are copied before the deadline is looked at again: a millisecond.
 const PART_BYTES: usize = 4 << 20;
@@ -56,14 +57,14 @@ impl<'a> Load<'a> {
     }
 
     /// Gets the blocks.
-    pub(super) fn run(mut self, server: &Attachment, scope: Scope, limit: &Limit) -> GetReport {
+    pub(super) fn run(mut self, server: &Attachment, scope: Scope, call: &Call) -> GetReport {
         while !self.pending.is_empty() {
             let asked: Vec<usize> = self.pending.iter().take(MOST_HASHES).copied().collect();
-            let round = match self.ask(server, scope, &asked, limit) {
+            let round = match self.ask(server, scope, &asked, call) {
                 Ok(round) => round,
                 Err(lost) => return self.lose(lost),
             };
-            let copied = self.copy(server, &asked, &round, limit);
+            let copied = self.copy(server, &asked, &round, call);
             if round.lease != 0 {
                 server.end_lease(round.lease);
             }
@@ -91,15 +92,15 @@ impl<'a> Load<'a> {
         server: &Attachment,
         scope: Scope,
         asked: &[usize],
-        limit: &Limit,
+        call: &Call,
     ) -> std::result::Result<Round, Lost> {
         let mut message = wire::encode(&Request::Acquire {
             namespace: self.namespace.id().0,
             each: scope == Scope::Each,
-            timeout_ns: timeout_ns(server.reach().left(limit)?),
+            timeout_ns: timeout_ns(server.reach().left(call)?),
         });
         wire::push_hashes(&mut message, asked.iter().map(|at| &self.chain[*at]));
-        let answer = server.call(self.namespace.id(), &message, limit)?;
+        let answer = server.call(self.namespace.id(), &message, call)?;
         round_of(&answer, asked.len()).map_err(|_| Lost::Away)
     }
 
@@ -109,14 +110,14 @@ impl<'a> Load<'a> {
         server: &Attachment,
         asked: &[usize],
         round: &Round,
-        limit: &Limit,
+        call: &Call,
     ) -> std::result::Result<(), Lost> {
         let mut rows = round.rows.iter();
         for (done, (at, outcome)) in asked.iter().zip(&round.outcomes).enumerate() {
             let mut found = *outcome;
             if outcome.is_hit() {
                 let row = *rows.next().expect("a row for each hit");
-                match self.copy_block(server, row, *at, limit) {
+                match self.copy_block(server, row, *at, call) {
                     Ok(true) => {}
                     Ok(false) => found = Outcome::Lost(Cause::Recycled),
                     Err(lost) => {
@@ -136,13 +137,13 @@ impl<'a> Load<'a> {
         server: &Attachment,
         row: PlaceRow,
         at: usize,
-        limit: &Limit,
+        call: &Call,
     ) -> std::result::Result<bool, Lost> {
         let bytes = usize::try_from(self.namespace.layout().block_bytes());
         let (bytes, mut from) = (bytes.expect("64-bit addresses"), self.from);
         for mut rest in std::mem::take(&mut self.out[at]) {
             while !rest.is_empty() {
-                server.reach().check(limit)?;
+                server.reach().check(call)?;
                 let part = rest.split_to(rest.len().min(PART_BYTES));
                 let len = part.len();
                 if !server.arena().copy(row, bytes, from, &mut [part]) {

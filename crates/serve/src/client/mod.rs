@@ -13,9 +13,9 @@ mod facts;
 mod inner;
 mod layers;
 mod lease;
-mod limit;
 mod link;
 mod load;
+mod lost;
 mod namespaces;
 mod places;
 mod reach;
@@ -264,7 +264,7 @@ impl Client {
         let namespace = parts.link.namespace(namespace)?;
         let load = Load::new(&namespace, chain, out, layer)?;
         Ok(match parts.server() {
-            Ok(server) => load.run(&server, scope, &parts.limit(terms)),
+            Ok(server) => load.run(&server, scope, &terms.call(&parts.clock)),
             Err(lost) => load.lose(lost),
         })
     }
@@ -279,7 +279,7 @@ impl Client {
         let parts = self.enter()?;
         let namespace = parts.link.namespace(namespace)?;
         Ok(match parts.server() {
-            Ok(server) => lease::lease(&server, &namespace, chain, &parts.limit(terms)),
+            Ok(server) => lease::lease(&server, &namespace, chain, &terms.call(&parts.clock)),
             Err(_) => ServedLease::default(),
         })
     }

@@ -1,4 +1,4 @@
-//! How the messages of a client reach its server: each call on a connection of its own, within its limit.
+//! How the messages of a client reach its server: each call on a connection of its own, within its terms.
 //!
 //! 1. A call ends at its deadline, or a short time later, whatever the server does. It costs no other call anything:
 //!    the connection on which its reply is missing is kept, and the reply is read later.
@@ -13,12 +13,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use dalsegno_core::{Clock, Deadline, Nanos, Stopped};
-use dalsegno_io::{ChannelError, SystemClock};
-use dalsegno_store::Cancel;
+use dalsegno_io::{Call, ChannelError, SystemClock};
 
 use super::connection::{Connection, HELLO_TIMEOUT, Unreached};
 use super::connections::{Connections, Turn};
-use super::limit::{Limit, Lost};
+use super::lost::Lost;
 use super::places::ServedArena;
 use super::shared::Shared;
 use crate::account::NO_LEASE;
@@ -86,12 +85,12 @@ impl Reach {
     /// Has `work` use a connection, and another one if the server had closed it.
     pub(super) fn on_connection<T>(
         &self,
-        limit: &Limit,
+        call: &Call,
         work: impl Fn(&mut Connection) -> std::result::Result<T, Lost>,
     ) -> std::result::Result<T, Lost> {
         let mut unused = 0;
         while unused < MOST_UNUSED {
-            let mut connection = self.take(limit)?;
+            let mut connection = self.take(call)?;
             unused += u32::from(!connection.is_used());
             let done = work(&mut connection);
             self.settle(connection, &done);
@@ -107,33 +106,33 @@ impl Reach {
         &self,
         connection: &mut Connection,
         message: &[u8],
-        limit: &Limit,
+        call: &Call,
     ) -> std::result::Result<Vec<u8>, Lost> {
-        self.ask(connection, message, limit)?;
-        self.answer(connection, limit)
+        self.ask(connection, message, call)?;
+        self.answer(connection, call)
     }
 
     fn ask(
         &self,
         connection: &mut Connection,
         message: &[u8],
-        limit: &Limit,
+        call: &Call,
     ) -> std::result::Result<(), Lost> {
         if !self.arena.is_here() {
             // A forked child has no part in it.
             return Err(Lost::Away);
         }
-        self.report_ended(connection, self.left(limit)?.unwrap_or(STALL))?;
-        self.send(limit, |timeout| connection.send(message, timeout))
+        self.report_ended(connection, self.left(call)?.unwrap_or(STALL))?;
+        self.send(call, |timeout| connection.send(message, timeout))
     }
 
-    /// Has `work` send something within a limit.
+    /// Has `work` send something within a call.
     pub(super) fn send(
         &self,
-        limit: &Limit,
+        call: &Call,
         work: impl FnOnce(Option<Duration>) -> std::result::Result<(), ChannelError>,
     ) -> std::result::Result<(), Lost> {
-        let timeout = self.left(limit)?.unwrap_or(STALL);
+        let timeout = self.left(call)?.unwrap_or(STALL);
         let beat = self.arena.heartbeat();
         work(Some(timeout)).map_err(|error| self.lost(&error, beat))
     }
@@ -165,12 +164,12 @@ impl Reach {
     pub(super) fn answer(
         &self,
         connection: &mut Connection,
-        limit: &Limit,
+        call: &Call,
     ) -> std::result::Result<Vec<u8>, Lost> {
         let sent_at = self.arena.heartbeat();
         let (mut beat, mut beaten) = (sent_at, self.clock.now());
         loop {
-            let left = limit.deadline.remaining(self.clock.now());
+            let left = call.deadline.remaining(self.clock.now());
             let left = left.map_or(LOOK, |left| (left + GRACE).min(LOOK));
             match connection.receive(left) {
                 Ok(answer) => return Ok(answer),
@@ -186,24 +185,24 @@ impl Reach {
                 self.stalled_at.store(beat, Ordering::Relaxed);
                 return Err(Lost::Away);
             }
-            if is_over(limit.deadline, now) {
+            if is_over(call.deadline, now) {
                 self.note_silence(sent_at);
                 return Err(Stopped::Deadline.into());
             }
-            if limit.cancel.as_ref().is_some_and(Cancel::is_cancelled) {
+            if call.is_cancelled() {
                 return Err(Stopped::Cancelled.into());
             }
         }
     }
 
     /// The time that a call has left; `None` without a deadline.
-    pub(super) fn left(&self, limit: &Limit) -> std::result::Result<Option<Duration>, Stopped> {
-        limit.left(&self.clock)
+    pub(super) fn left(&self, call: &Call) -> std::result::Result<Option<Duration>, Stopped> {
+        call.left(&self.clock)
     }
 
     /// Fails once a call has ended.
-    pub(super) fn check(&self, limit: &Limit) -> std::result::Result<(), Stopped> {
-        limit.check(&self.clock)
+    pub(super) fn check(&self, call: &Call) -> std::result::Result<(), Stopped> {
+        call.check(&self.clock)
     }
 
     /// What an error means that came after this heartbeat.
@@ -224,7 +223,7 @@ impl Reach {
     }
 
     /// Takes a connection, opens one, or waits for one.
-    fn take(&self, limit: &Limit) -> std::result::Result<Connection, Lost> {
+    fn take(&self, call: &Call) -> std::result::Result<Connection, Lost> {
         let begun = self.clock.now();
         loop {
             if self.is_gone() || self.is_stalled() {
@@ -233,16 +232,16 @@ impl Reach {
             self.read_late_replies();
             match self.connections.turn(self.clock.now()) {
                 Turn::Use(connection) => return Ok(*connection),
-                Turn::Open => match self.open_counted(limit) {
+                Turn::Open => match self.open_counted(call) {
                     Err(Lost::Refused) => {}
                     opened => return opened,
                 },
                 Turn::Wait => {}
             }
-            if limit.cancel.as_ref().is_some_and(Cancel::is_cancelled) {
+            if call.is_cancelled() {
                 return Err(Stopped::Cancelled.into());
             }
-            let left = self.left(limit)?;
+            let left = self.left(call)?;
             // One of its own comes back in any case.
             let has_none = self.connections.are_none();
             if left.is_none() && has_none && self.clock.now().since(begun) > STALL {
@@ -253,8 +252,8 @@ impl Reach {
     }
 
     /// Opens a connection that is counted already.
-    pub(super) fn open_counted(&self, limit: &Limit) -> std::result::Result<Connection, Lost> {
-        let opened = self.connect(limit);
+    pub(super) fn open_counted(&self, call: &Call) -> std::result::Result<Connection, Lost> {
+        let opened = self.connect(call);
         if opened.is_err() {
             self.connections.lose_one();
             self.connections.pause_opening(self.clock.now());
@@ -271,9 +270,9 @@ impl Reach {
     }
 
     /// Opens a connection that this attachment does not count.
-    pub(super) fn connect(&self, limit: &Limit) -> std::result::Result<Connection, Lost> {
+    pub(super) fn connect(&self, call: &Call) -> std::result::Result<Connection, Lost> {
         let beat = self.arena.heartbeat();
-        let timeout = self.left(limit)?.map_or(HELLO_TIMEOUT, |left| left + GRACE);
+        let timeout = self.left(call)?.map_or(HELLO_TIMEOUT, |left| left + GRACE);
         match Connection::open(&self.socket, timeout.min(HELLO_TIMEOUT)) {
             Ok((connection, welcome)) if welcome.epoch == self.arena.epoch() => Ok(connection),
             Ok(_) => {

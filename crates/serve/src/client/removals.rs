@@ -3,13 +3,14 @@
 //! 1. A server that ended, or a connection that broke, is a gap: nothing says what left meanwhile.
 //! 2. A client that was closed has no connection, also none of a watch.
 
-use dalsegno_core::{Deadline, Error, Result};
-use dalsegno_store::{MAX_WATCHED_BLOCKS, Removals};
+use dalsegno_core::{Error, Result};
+use dalsegno_io::Call;
+use dalsegno_store::{MAX_WATCHED_BLOCKS, Removals, Terms};
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::inner::Inner;
-use super::limit::{Limit, Lost};
+use super::lost::Lost;
 use super::watch_lines::{Line, SharedLine};
 use crate::wire::{self, Reply, Request};
 
@@ -77,7 +78,7 @@ impl ServedWatch {
         request: &Request,
     ) -> std::result::Result<(Reply, Vec<u8>), Lost> {
         let Some(Line { server, connection }) = line else { return Err(Lost::Away) };
-        let answered = server.reach().exchange(connection, &wire::encode(request), &self.limit());
+        let answered = server.reach().exchange(connection, &wire::encode(request), &self.call());
         if answered.is_err() {
             *line = None;
         }
@@ -89,9 +90,9 @@ impl ServedWatch {
     fn connect(&self) -> std::result::Result<Line, Lost> {
         let parts = self.client.enter().map_err(|_| Lost::Away)?;
         let server = parts.server()?;
-        let mut connection = server.reach().connect(&self.limit())?;
+        let mut connection = server.reach().connect(&self.call())?;
         let message = wire::encode(&Request::Watch { capacity: self.capacity });
-        let answer = server.reach().exchange(&mut connection, &message, &self.limit())?;
+        let answer = server.reach().exchange(&mut connection, &message, &self.call())?;
         if !matches!(wire::decode(&answer), Ok((Reply::Done, _))) {
             // The server notes no more removals for this process.
             return Err(Lost::Refused);
@@ -99,9 +100,8 @@ impl ServedWatch {
         Ok(Line { server, connection })
     }
 
-    fn limit(&self) -> Limit {
-        let terms = dalsegno_store::Terms::within(TIMEOUT);
-        let none = Limit { deadline: Deadline::Never, cancel: None };
-        self.client.enter().map_or(none, |parts| parts.limit(&terms))
+    fn call(&self) -> Call {
+        let terms = Terms::within(TIMEOUT);
+        self.client.enter().map_or_else(|_| Call::foreground(), |parts| terms.call(&parts.clock))
     }
 }

@@ -4,8 +4,7 @@ use dalsegno_core::{ChainHash, Error, ErrorKind, NamespaceId, Result};
 use dalsegno_store::Terms;
 
 use super::inner::Parts;
-use super::limit::timeout_ns;
-use crate::wire::{self, MOST_HASHES, Reply, Request};
+use crate::wire::{self, MOST_HASHES, Reply, Request, timeout_ns};
 
 /// Removes blocks, all of the namespace without `hashes`; returns how many there were.
 ///
@@ -18,8 +17,8 @@ pub(super) fn remove(
     hashes: Option<&[ChainHash]>,
     terms: &Terms,
 ) -> Result<u64> {
-    let limit = parts.limit(terms);
-    parts.submitted.wait_for_earlier(&limit, &parts.clock).map_err(|_| not_begun())?;
+    let call = terms.call(&parts.clock);
+    parts.submitted.wait_for_earlier(&call, &parts.clock).map_err(|_| not_begun())?;
     let everything: &[ChainHash] = &[];
     let messages: Vec<&[ChainHash]> =
         hashes.map_or_else(|| vec![everything], |all| all.chunks(MOST_HASHES).collect());
@@ -29,10 +28,10 @@ pub(super) fn remove(
             let mut message = wire::encode(&Request::Remove {
                 namespace: namespace.0,
                 all: hashes.is_none(),
-                timeout_ns: timeout_ns(server.reach().left(&limit)?),
+                timeout_ns: timeout_ns(server.reach().left(&call)?),
             });
             wire::push_hashes(&mut message, part);
-            server.call(namespace, &message, &limit)
+            server.call(namespace, &message, &call)
         });
         let count = answered.map_err(|_| away()).and_then(|answer| count_of(&answer));
         done += part.len();

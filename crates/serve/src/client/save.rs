@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use dalsegno_core::{ChainHash, Error, ErrorKind, KvLayout, Namespace, NamespaceId, Result};
-use dalsegno_io::Claim;
+use dalsegno_io::{Call, Claim};
 use dalsegno_store::{Memory, Put, PutOutcome, PutReport};
 
 use super::attachment::Attachment;
 use super::connection::Window;
-use super::limit::{Limit, Lost, timeout_ns};
-use crate::wire::{self, MOST_HASHES, Malformed, Reply, Request, WINDOW_HEADER_BYTES};
+use super::lost::Lost;
+use crate::wire::{self, MOST_HASHES, Malformed, Reply, Request, WINDOW_HEADER_BYTES, timeout_ns};
 
 /// Bytes of blocks that one message hands over, unless one block has more.
 const MESSAGE_BYTES: usize = 32 << 20;
@@ -139,17 +139,17 @@ pub(super) fn put(
     server: &Attachment,
     namespace: &Namespace,
     put: &Put<'_>,
-    limit: &Limit,
+    call: &Call,
 ) -> Result<PutReport> {
     let bytes = block_bytes(namespace.layout());
     let mut outcomes = Vec::with_capacity(put.blocks.len());
     let count = put.blocks.len();
     for blocks in put.blocks.chunks(blocks_of_message(bytes)) {
         let part = part(put.chain, put.first + outcomes.len(), blocks.len());
-        let Ok(left) = server.reach().left(limit) else { break };
+        let Ok(left) = server.reach().left(call) else { break };
         let message = |ticket| message_of(namespace.id(), &part, (0, ticket), timeout_ns(left));
         let all = (blocks, blocks.len() * bytes);
-        let answered = server.call_with_blocks(namespace.id(), message, all, limit);
+        let answered = server.call_with_blocks(namespace.id(), message, all, call);
         if !take_outcomes(&mut outcomes, answered, blocks.len())? {
             break;
         }
@@ -163,18 +163,18 @@ pub(super) fn commit(
     server: &Attachment,
     allocation: &Allocation,
     (chain, first, count): (&[ChainHash], usize, usize),
-    limit: &Limit,
+    call: &Call,
 ) -> Result<PutReport> {
     let bytes = block_bytes(allocation.layout);
     let mut outcomes = Vec::with_capacity(count);
     while outcomes.len() < count {
         let now = (count - outcomes.len()).min(blocks_of_message(bytes));
         let part = part(chain, first + outcomes.len(), now);
-        let Ok(left) = server.reach().left(limit) else { break };
+        let Ok(left) = server.reach().left(call) else { break };
         let offset = outcomes.len() * bytes;
         let (namespace, left) = (allocation.namespace, timeout_ns(left));
         let message = |ticket| message_of(namespace, &part, (offset, ticket), left);
-        let answered = server.call_with_window(namespace, message, &allocation.window, limit);
+        let answered = server.call_with_window(namespace, message, &allocation.window, call);
         if !take_outcomes(&mut outcomes, answered, now)? {
             break;
         }

@@ -4,16 +4,10 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
 
 use dalsegno_core::{Clock, Stopped};
-use dalsegno_store::Cancel;
+use dalsegno_io::Call;
 use parking_lot::{Condvar, Mutex};
-
-use super::limit::Limit;
-
-/// How soon a cancelled call notices.
-const CANCEL_POLL: Duration = Duration::from_millis(10);
 
 /// The puts in the background of one client.
 #[derive(Debug, Default)]
@@ -49,16 +43,11 @@ impl SubmittedPuts {
     /// # Errors
     ///
     /// [`Stopped::Deadline`] or [`Stopped::Cancelled`] if the call ends first.
-    pub(super) fn wait_for_earlier(&self, limit: &Limit, clock: &dyn Clock) -> Result<(), Stopped> {
+    pub(super) fn wait_for_earlier(&self, call: &Call, clock: &dyn Clock) -> Result<(), Stopped> {
         let mut numbers = self.numbers.lock();
         let next = numbers.next;
         while numbers.running.first().is_some_and(|first| *first < next) {
-            if limit.cancel.as_ref().is_some_and(Cancel::is_cancelled) {
-                return Err(Stopped::Cancelled);
-            }
-            let left = limit.left(clock)?;
-            let poll = limit.cancel.as_ref().map(|_| CANCEL_POLL);
-            match left.into_iter().chain(poll).min() {
+            match call.timeout(clock)? {
                 None => self.ended.wait(&mut numbers),
                 Some(time) => {
                     self.ended.wait_for(&mut numbers, time);
