@@ -141,7 +141,7 @@ impl Call {
             match received {
                 Ok(value) => return Ok(value),
                 Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return Err(IoError::Closed.into()),
+                Err(RecvTimeoutError::Disconnected) => return Err(IoError::Closed),
             }
         }
     }

@@ -1,5 +1,5 @@
-//! How long a call may take, and how it is cancelled: as callers give it, who know no clock of a store. The clock, which
-//! may be simulated, makes a timeout a moment, and the terms a [`Call`].
+//! How long a call may take, and how it is cancelled, as callers say it: in a timeout, because they know no clock of a
+//! store. The clock may be simulated. It makes the timeout a moment, and the terms a [`Call`].
 
 use std::time::Duration;
 

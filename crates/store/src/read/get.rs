@@ -79,20 +79,11 @@ impl<'a> Get<'a> {
             self.leased.resize(out.len(), None);
         }
         // DRAM holds only blocks that one of the indexes knows.
-        let Whereabouts { near, mut far } = Whereabouts::find(
-            self.engine,
-            self.namespace.id(),
-            self.chain,
-            scope,
-            self.call.deadline,
-        );
-        note_use(
-            self.engine.index.as_ref(),
-            &near,
-            self.engine.log.segments().round(),
-            self.call.deadline,
-        );
-        let began = self.engine.clock.now();
+        let (engine, deadline) = (self.engine, self.call.deadline);
+        let Whereabouts { near, mut far } =
+            Whereabouts::find(engine, self.namespace.id(), self.chain, scope, deadline);
+        note_use(engine.index.as_ref(), &near, engine.log.segments().round(), deadline);
+        let began = engine.clock.now();
         self.take_dram(&near, &mut out);
         self.take_far_dram(&far, &mut out);
         if self.leased.is_empty() {
@@ -276,12 +267,8 @@ impl<'a> Get<'a> {
             return;
         }
         let hashes: Vec<ChainHash> = moved.iter().map(|at| self.chain[*at]).collect();
-        let runs = self.engine.index.resolve(
-            self.namespace.id(),
-            &hashes,
-            Scope::Each,
-            self.call.deadline,
-        );
+        let (index, deadline) = (&self.engine.index, self.call.deadline);
+        let runs = index.resolve(self.namespace.id(), &hashes, Scope::Each, deadline);
         let moved_again = self.read_runs(runs, &moved, (out, far));
         self.lose(moved_again, Cause::Recycled);
     }
@@ -427,12 +414,8 @@ impl<'a> Get<'a> {
                         drop(block.memory);
                         drop(self.settle_placed(at, key, placed));
                     } else if admits {
-                        bring_to_dram(
-                            self.engine,
-                            key,
-                            &block.memory,
-                            (self.mark, self.call.deadline),
-                        );
+                        let terms = (self.mark, self.call.deadline);
+                        bring_to_dram(self.engine, key, &block.memory, terms);
                     }
                 }
                 Err(cause) => {
