@@ -144,7 +144,11 @@ impl DirectoryTier {
         let clock = Arc::clone(&self.clock);
         place.start(move |permission| {
             let is_late = deadline.is_bounded() && deadline.expired(clock.now());
-            work(if is_late { permission.and(Err(IoError::Stopped(Stopped::Deadline))) } else { permission });
+            work(if is_late {
+                permission.and(Err(IoError::Stopped(Stopped::Deadline)))
+            } else {
+                permission
+            });
         });
     }
 

@@ -9,10 +9,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{ChainHash, Clock, Deadline, Error, ErrorKind, KvLayout, Result};
-use dalsegno_io::Memory;
+use dalsegno_core::{ChainHash, Clock, Error, ErrorKind, KvLayout, Result};
+use dalsegno_io::{Call, Memory};
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::error::to_error;
 use crate::jobs::transfers::Transfer;
 use crate::sizes::check_blocks;
 use crate::terms::Terms;
@@ -145,7 +146,7 @@ impl LayerWriter {
                 "layer {layer} does not exist; the namespace has {layers}"
             )));
         }
-        let mut progress = self.lock(terms, until(terms, clock.as_ref()), clock.as_ref())?;
+        let mut progress = self.lock(&terms.call(clock.as_ref()), clock.as_ref())?;
         let (gathered, layers) = match &mut *progress {
             LayerProgress::Gathering { blocks, layers } => (blocks, layers),
             LayerProgress::Needless => return Ok(()),
@@ -187,8 +188,8 @@ impl LayerWriter {
     /// be made visible; `Closed`.
     pub fn commit(&self, terms: &Terms) -> Result<usize> {
         let clock = self.host.enter()?;
-        let end = until(terms, clock.as_ref());
-        let mut progress = self.lock(terms, end, clock.as_ref())?;
+        let call = terms.call(clock.as_ref());
+        let mut progress = self.lock(&call, clock.as_ref())?;
         let missing: Vec<u32> = match &*progress {
             LayerProgress::Gathering { layers, .. } => {
                 (0..self.layout.layers()).filter(|layer| !layers.contains(layer)).collect()
@@ -206,8 +207,8 @@ impl LayerWriter {
         // Another call on this writer does not wait for the put.
         drop(progress);
         let LayerProgress::Gathering { blocks, .. } = ended else { return Ok(0) };
-        let timeout = end.remaining(clock.now());
-        let report = blocks.put(&Terms { timeout, cancel: terms.cancel.clone() })?;
+        let timeout = call.deadline.remaining(clock.now());
+        let report = blocks.put(&Terms { timeout, cancel: call.cancel })?;
         let kept = report.kept().iter().filter(|kept| **kept).count();
         let declined = report.count(PutOutcome::Declined);
         if kept as u64 + declined == self.count as u64 {
@@ -221,27 +222,17 @@ impl LayerWriter {
     }
 
     /// The put, once no other call copies a layer of it.
-    fn lock(
-        &self,
-        terms: &Terms,
-        end: Deadline,
-        clock: &dyn Clock,
-    ) -> Result<MutexGuard<'_, LayerProgress>> {
-        let locked = match end.remaining(clock.now()) {
-            None => Some(self.progress.lock()),
-            Some(left) if left.is_zero() => None,
-            Some(left) => self.progress.try_lock_for(left),
-        };
-        let is_cancelled = terms.cancel.as_ref().is_some_and(crate::Cancel::is_cancelled);
-        let message = "the time was up, or the call was cancelled, before the put could go on";
-        let ended = || Error::new(ErrorKind::Unavailable, message);
-        locked.filter(|_| !is_cancelled).ok_or_else(ended)
+    fn lock(&self, call: &Call, clock: &dyn Clock) -> Result<MutexGuard<'_, LayerProgress>> {
+        loop {
+            let locked = match call.timeout(clock).map_err(|stopped| to_error(stopped.into()))? {
+                None => Some(self.progress.lock()),
+                Some(timeout) => self.progress.try_lock_for(timeout),
+            };
+            if let Some(locked) = locked {
+                return Ok(locked);
+            }
+        }
     }
-}
-
-/// When a call with these terms ends.
-fn until(terms: &Terms, clock: &dyn Clock) -> Deadline {
-    terms.timeout.map_or(Deadline::Never, |timeout| Deadline::At(clock.now().after(timeout)))
 }
 
 fn committed_already() -> Error {

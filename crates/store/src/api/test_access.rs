@@ -4,8 +4,8 @@
 use std::sync::{Arc, Weak};
 
 use dalsegno_core::Result;
-use dalsegno_io::Call;
 use dalsegno_far::Applied;
+use dalsegno_io::Call;
 use dalsegno_log::{Reservation, Writer};
 
 use crate::api::store::Store;

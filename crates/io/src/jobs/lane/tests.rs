@@ -1,6 +1,6 @@
 use super::*;
-use dalsegno_core::Stopped;
 use crossbeam_channel::{Sender, unbounded};
+use dalsegno_core::Stopped;
 
 const WAIT: Duration = Duration::from_secs(30);
 const NO_WAIT: Option<Duration> = Some(Duration::ZERO);
@@ -76,7 +76,10 @@ fn a_full_queue_refuses_and_gives_a_place_when_one_is_free() {
     assert!(matches!(lane.keep_place(NO_WAIT), Err(IoError::Stopped(Stopped::Busy))));
     drop(kept);
     let kept = lane.keep_place(NO_WAIT).unwrap();
-    assert!(matches!(lane.keep_place(Some(Duration::from_millis(1))), Err(IoError::Stopped(Stopped::Busy))));
+    assert!(matches!(
+        lane.keep_place(Some(Duration::from_millis(1))),
+        Err(IoError::Stopped(Stopped::Busy))
+    ));
     drop(release);
     assert!(lane.keep_place(Some(WAIT)).is_ok());
     ended(&kept.ask(|| Ok(()))).unwrap();
