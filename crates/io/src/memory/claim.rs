@@ -162,7 +162,8 @@ impl fmt::Debug for Filled {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::region::{RegionRange, Touch};
+    use crate::memory::handle::RegionRange;
+    use crate::memory::region::Touch;
 
     fn region() -> Arc<Region> {
         Arc::new(Region::anonymous(1 << 16, Touch::AtUse, "a test").unwrap())

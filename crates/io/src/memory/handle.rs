@@ -10,10 +10,32 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::region::{RegionId, RegionRange};
+/// The name of a region in this process. No other region has it, not even later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RegionId(u64);
+
+impl RegionId {
+    /// A new name.
+    pub(super) fn next() -> Self {
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        Self(LAST.fetch_add(1, Ordering::Relaxed) + 1)
+    }
+}
+
+/// A range of a region, for all that know the region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RegionRange {
+    /// The region.
+    pub region: RegionId,
+    /// The first byte, from the region's start.
+    pub offset: usize,
+    /// Number of bytes.
+    pub len: usize,
+}
 
 /// A range of memory, passed from the caller to the device and back.
 pub struct Memory {

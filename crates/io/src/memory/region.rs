@@ -21,7 +21,7 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::backing::{Backing, is_in_memory, is_regular, refused};
-use super::handle::Memory;
+use super::handle::{Memory, RegionId};
 use super::shared::BackingFile;
 use super::{huge_pages, lent, shared};
 use crate::{IoError, Process, StopSignal};
@@ -42,28 +42,6 @@ pub enum Access {
     Read,
     /// Read and write it.
     ReadWrite,
-}
-
-/// The name of a region in this process. No other region has it, not even later.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct RegionId(u64);
-
-impl RegionId {
-    fn next() -> Self {
-        static LAST: AtomicU64 = AtomicU64::new(0);
-        Self(LAST.fetch_add(1, Ordering::Relaxed) + 1)
-    }
-}
-
-/// A range of a region, for whoever knows the region.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RegionRange {
-    /// The region.
-    pub region: RegionId,
-    /// The first byte, from the region's start.
-    pub offset: usize,
-    /// Number of bytes.
-    pub len: usize,
 }
 
 /// One mapping. Shared by all claims of its ranges.
