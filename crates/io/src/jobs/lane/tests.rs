@@ -144,3 +144,39 @@ fn an_inline_lane_runs_a_job_before_its_start_returns() {
     lane.close();
     assert!(matches!(lane.keep_place(None), Err(IoError::Closed)));
 }
+
+#[test]
+fn each_job_is_called_exactly_once_while_the_lane_ends() {
+    for round in 0..100 {
+        let lane = Arc::new(lane(3, 2));
+        let (calls, called) = unbounded();
+        let (starts, started) = unbounded();
+        let mut callers = Workers::new();
+        for _ in 0..4 {
+            let (lane, calls, starts) = (Arc::clone(&lane), calls.clone(), starts.clone());
+            let body = move || {
+                while let Ok(place) = lane.keep_place(None) {
+                    starts.send(()).unwrap();
+                    let calls = calls.clone();
+                    place.start(move |permission| calls.send(permission.is_ok()).unwrap());
+                }
+            };
+            callers.start("caller", body).unwrap();
+        }
+        drop((calls, starts));
+        for _ in 0..20 {
+            started.recv_timeout(WAIT).unwrap();
+        }
+        if round % 2 == 0 {
+            lane.close();
+        } else {
+            lane.abort();
+        }
+        callers.join(WAIT);
+        lane.join(WAIT);
+        assert_eq!(Arc::strong_count(&lane.queue), 1, "no thread is left");
+        let permissions: Vec<bool> = called.try_iter().collect();
+        assert_eq!(permissions.len(), 20 + started.try_iter().count());
+        assert!(round % 2 == 1 || permissions.iter().all(|may_run| *may_run));
+    }
+}
