@@ -87,7 +87,7 @@ impl PyAllocation {
         let terms = Terms { timeout: timeout(timeout_s)?, cancel: None };
         let count = self.memory.count_of(&chain, first).or_raise()?;
         let put = || match &self.store {
-            Handle::Served(client) => client.commit(&self.memory, (&chain, first), &terms),
+            Handle::Served(client) => client.commit(&self.memory, &chain, first, &terms),
             Handle::Here(store) => {
                 let put = Put { chain: &chain, first, blocks: self.blocks(count) };
                 store.put_batch(self.namespace.id(), put, &terms)

@@ -35,8 +35,10 @@ pub(crate) struct MayReturn<'a> {
 ///
 /// If they differ.
 pub(crate) fn check_agreement(
-    (store, device): (&Store, &SimDevice),
-    (setup, oracle): (&Setup, &Oracle),
+    store: &Store,
+    device: &SimDevice,
+    setup: &Setup,
+    oracle: &Oracle,
     may_return: MayReturn<'_>,
 ) -> usize {
     let running = listed(store, setup, oracle);

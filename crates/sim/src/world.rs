@@ -366,8 +366,8 @@ impl World {
     pub fn check_agreement(&self) {
         let any = self.stats().merging.merges > 0 || self.totals.merges > 0;
         let may_return = MayReturn { failed: &self.failed, any };
-        let running = (self.store(), &*self.device);
-        let compared = check_agreement(running, (&self.setup, &self.oracle), may_return);
+        let (store, device) = (self.store(), &*self.device);
+        let compared = check_agreement(store, device, &self.setup, &self.oracle, may_return);
         self.checked(2 * compared);
     }
 

@@ -115,7 +115,7 @@ impl Queue {
             }
             accepted += 1;
             let class = request.class as usize;
-            let queued = QueuedRequest::new((request, file), state.next_number, unanswered);
+            let queued = QueuedRequest::new(request, file, state.next_number, unanswered);
             state.next_number += 1;
             state.waiting[class][direction].push_back(queued);
         }
@@ -144,7 +144,8 @@ impl Queue {
         if state.closed || state.is_waited() || !is_free || unanswered.accepted() >= self.limit {
             return CallStart::NotYet(request);
         }
-        let mut queued = QueuedRequest::new(request, state.next_number, unanswered);
+        let (request, file) = request;
+        let mut queued = QueuedRequest::new(request, file, state.next_number, unanswered);
         state.next_number += 1;
         queued.begin();
         CallStart::Here(queued)

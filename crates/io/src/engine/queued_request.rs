@@ -54,7 +54,8 @@ pub(super) struct QueuedRequest {
 impl QueuedRequest {
     /// Accepts a request; `number` is its position in the order of submission.
     pub(super) fn new(
-        (request, file): (Request, Arc<OpenFile>),
+        request: Request,
+        file: Arc<OpenFile>,
         number: u64,
         unanswered: &Arc<DirectionCounts>,
     ) -> Self {

@@ -121,7 +121,7 @@ impl Region {
         let BackingFile { file, created, has_size } = shared::open(backing, bytes, purpose)?;
         let region = Self::map(file, bytes, Access::ReadWrite, purpose)?;
         if has_size {
-            shared::provide(region.file(), (region.start, bytes), stop).map_err(failed)?;
+            shared::provide(region.file(), region.start, bytes, stop).map_err(failed)?;
         }
         if let Some(created) = created {
             created.keep();

@@ -68,7 +68,8 @@ pub(super) fn seal(file: &OwnedFd) -> Result<(), Errno> {
 /// What the system says; `ECANCELED` if the signal was set.
 pub(super) fn provide(
     file: &OwnedFd,
-    (start, bytes): (NonNull<u8>, usize),
+    start: NonNull<u8>,
+    bytes: usize,
     stop: &StopSignal,
 ) -> Result<(), Errno> {
     // Whole pages, of whatever size the file has.

@@ -73,7 +73,7 @@ impl Attachment {
             store: StoreId(store),
             limits: serde_json::from_str(&limits).map_err(strange)?,
         };
-        let reach = Reach::new(socket.to_owned(), (arena, connection), clock, Arc::clone(shared));
+        let reach = Reach::new(socket.to_owned(), arena, connection, clock, Arc::clone(shared));
         let attachment = Self {
             reach,
             introduced: Mutex::default(),
@@ -183,7 +183,8 @@ impl Attachment {
         &self,
         namespace: NamespaceId,
         message: impl Fn(u64) -> Vec<u8>,
-        (blocks, bytes): (&[Vec<Memory>], usize),
+        blocks: &[Vec<Memory>],
+        bytes: usize,
         call: &Call,
     ) -> std::result::Result<Vec<u8>, Lost> {
         let is_over = || call.left(&self.reach.clock).is_err();

@@ -78,7 +78,8 @@ impl Inner {
     pub(super) fn count_leading(
         &self,
         namespace: NamespaceId,
-        (chain, how): (&[ChainHash], Look),
+        chain: &[ChainHash],
+        how: Look,
         terms: &Terms,
     ) -> Result<usize> {
         let parts = self.enter()?;
@@ -153,7 +154,7 @@ impl Inner {
         let count = allocation.count_of(chain, first)?;
         match parts.server() {
             Ok(server) => {
-                save::commit(&server, allocation, (chain, first, count), &terms.call(&parts.clock))
+                save::commit(&server, allocation, chain, first, count, &terms.call(&parts.clock))
             }
             Err(_) => Ok(PutReport { outcomes: vec![PutOutcome::Failed; count] }),
         }

@@ -37,7 +37,7 @@ pub(super) fn layer_writer(
     let hashes = span.hashes()?;
     let layout = namespace.layout();
     let most = usize::try_from(MOST_BYTES / layout.block_bytes()).unwrap_or(usize::MAX).max(1);
-    let present = client.count_leading(namespace.id(), (hashes, Look::Probe), terms)?;
+    let present = client.count_leading(namespace.id(), hashes, Look::Probe, terms)?;
     let (first, count) = (span.first + present, span.count - present);
     if count > most {
         return Err(Error::invalid(format!(

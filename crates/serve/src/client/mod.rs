@@ -194,12 +194,12 @@ impl Client {
 
     /// See [`Store::probe`](dalsegno_store::Store::probe).
     pub fn probe(&self, namespace: NamespaceId, chain: &[ChainHash]) -> Result<usize> {
-        self.inner.count_leading(namespace, (chain, Look::Probe), &Terms::default())
+        self.inner.count_leading(namespace, chain, Look::Probe, &Terms::default())
     }
 
     /// See [`Store::touch`](dalsegno_store::Store::touch).
     pub fn touch(&self, namespace: NamespaceId, chain: &[ChainHash]) -> Result<usize> {
-        self.inner.count_leading(namespace, (chain, Look::Touch), &Terms::default())
+        self.inner.count_leading(namespace, chain, Look::Touch, &Terms::default())
     }
 
     /// See [`Store::contains`](dalsegno_store::Store::contains).
@@ -239,7 +239,7 @@ impl Client {
         scope: Scope,
         terms: &Terms,
     ) -> Result<GetReport> {
-        self.load((namespace, chain, out), (None, scope), terms)
+        self.load(namespace, chain, out, None, scope, terms)
     }
 
     /// See [`Store::retrieve_layer`](dalsegno_store::Store::retrieve_layer).
@@ -251,13 +251,16 @@ impl Client {
         out: Vec<Vec<Memory>>,
         terms: &Terms,
     ) -> Result<GetReport> {
-        self.load((namespace, chain, out), (Some(layer), Scope::Prefix), terms)
+        self.load(namespace, chain, out, Some(layer), Scope::Prefix, terms)
     }
 
     fn load(
         &self,
-        (namespace, chain, out): (NamespaceId, &[ChainHash], Vec<Vec<Memory>>),
-        (layer, scope): (Option<u32>, Scope),
+        namespace: NamespaceId,
+        chain: &[ChainHash],
+        out: Vec<Vec<Memory>>,
+        layer: Option<u32>,
+        scope: Scope,
         terms: &Terms,
     ) -> Result<GetReport> {
         let parts = self.enter()?;
@@ -306,7 +309,8 @@ impl Client {
     pub fn commit(
         &self,
         allocation: &Allocation,
-        (chain, first): (&[ChainHash], usize),
+        chain: &[ChainHash],
+        first: usize,
         terms: &Terms,
     ) -> Result<PutReport> {
         self.inner.commit(allocation, chain, first, terms)

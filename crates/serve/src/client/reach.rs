@@ -51,7 +51,8 @@ impl Reach {
     /// A server with one connection to it.
     pub(super) fn new(
         socket: PathBuf,
-        (arena, first): (ServedArena, Connection),
+        arena: ServedArena,
+        first: Connection,
         clock: SystemClock,
         shared: Arc<Shared>,
     ) -> Self {

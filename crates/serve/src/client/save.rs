@@ -148,8 +148,8 @@ pub(super) fn put(
         let part = part(put.chain, put.first + outcomes.len(), blocks.len());
         let Ok(left) = server.reach().left(call) else { break };
         let message = |ticket| message_of(namespace.id(), &part, (0, ticket), timeout_ns(left));
-        let all = (blocks, blocks.len() * bytes);
-        let answered = server.call_with_blocks(namespace.id(), message, all, call);
+        let all = blocks.len() * bytes;
+        let answered = server.call_with_blocks(namespace.id(), message, blocks, all, call);
         if !take_outcomes(&mut outcomes, answered, blocks.len())? {
             break;
         }
@@ -162,7 +162,9 @@ pub(super) fn put(
 pub(super) fn commit(
     server: &Attachment,
     allocation: &Allocation,
-    (chain, first, count): (&[ChainHash], usize, usize),
+    chain: &[ChainHash],
+    first: usize,
+    count: usize,
     call: &Call,
 ) -> Result<PutReport> {
     let bytes = block_bytes(allocation.layout);
