@@ -121,13 +121,13 @@ impl SimDevice {
     /// How many operations changed the disk so far: create, write, sync, sync of names, remove.
     #[must_use]
     pub fn changes(&self) -> u64 {
-        self.state.lock().changes
+        self.state.lock().changes.count
     }
 
     /// Schedules the outage for the `change`th operation that changes the disk. Whether that operation takes effect is
     /// random. Its caller gets no result, and every later operation fails as [`IoError::Closed`].
     pub fn fail_at(&self, change: u64) {
-        self.state.lock().last_change = change;
+        self.state.lock().changes.last = change;
     }
 
     /// Changes the disk's size so that this much space is free.

@@ -26,9 +26,7 @@ pub(crate) struct DeviceState {
     next_handle: u64,
     pub(crate) plan: FaultPlan,
     pub(crate) random: Random,
-    /// Operations that changed the disk, or tried to.
-    pub(crate) changes: u64,
-    pub(crate) last_change: u64,
+    pub(crate) changes: Changes,
     pub(crate) down: bool,
     /// Most bytes that files took at any moment.
     pub(crate) peak_bytes: u64,
@@ -36,6 +34,14 @@ pub(crate) struct DeviceState {
     cut: Vec<Torn>,
     /// Operations and notes, one per line, if recorded.
     pub(crate) trace: Option<Vec<String>>,
+}
+
+/// Operations that changed the disk, or tried to.
+#[derive(Debug)]
+pub(crate) struct Changes {
+    pub(crate) count: u64,
+    /// The number of the one at which the outage comes.
+    pub(crate) last: u64,
 }
 
 /// The result of an operation that changes the disk.
@@ -57,8 +63,7 @@ impl DeviceState {
             next_handle: 0,
             plan: FaultPlan::default(),
             random,
-            changes: 0,
-            last_change: u64::MAX,
+            changes: Changes { count: 0, last: u64::MAX },
             down: false,
             cut: Vec::new(),
             trace,
@@ -75,8 +80,8 @@ impl DeviceState {
         if self.down {
             return Err(IoError::Closed);
         }
-        self.changes += 1;
-        let fate = if self.changes >= self.last_change {
+        self.changes.count += 1;
+        let fate = if self.changes.count >= self.changes.last {
             self.down = true;
             Fate::Last { takes_effect: self.random.percent(50) }
         } else {
@@ -85,7 +90,7 @@ impl DeviceState {
         if let Some(trace) = &mut self.trace {
             let name = if name.is_empty() { "the directory" } else { name };
             let span = span.map_or_else(String::new, |(at, len)| format!(" at {at}, {len} bytes"));
-            let number = self.changes;
+            let number = self.changes.count;
             trace.push(format!("{number:>6} {} {name}{span}{}", kind.name(), fate.words()));
         }
         Ok(fate)

@@ -31,22 +31,34 @@ pub struct World {
     pub oracle: Oracle,
     setup: Setup,
     store: Option<Store>,
-    openings: u32,
-    /// Writes that outages tore so far.
-    torn: Vec<Torn>,
-    outages: u32,
+    past: Past,
     /// Whether rules, not outages, make the device fail. Then less can be promised.
     faulty: bool,
-    /// Blocks that the open store has dropped for space, as far as the oracle knows.
-    dropped_blocks: u64,
-    /// Segments that the open store had reclaimed when it was last compared with its files.
-    agreed_segments: u64,
+    seen: Seen,
     /// Whether the store is compared with its files at all.
     agrees: bool,
     /// Blocks whose last put was reported as failed.
     failed: BTreeSet<Block>,
     totals: Totals,
     checks: Cell<u64>,
+}
+
+/// What happened to the stores of a world.
+#[derive(Debug, Default)]
+struct Past {
+    openings: u32,
+    outages: u32,
+    /// Writes that outages tore so far.
+    torn: Vec<Torn>,
+}
+
+/// What is known of the open store.
+#[derive(Debug, Default)]
+struct Seen {
+    /// Blocks that it has dropped for space, as far as the oracle knows.
+    dropped_blocks: u64,
+    /// Segments that it had reclaimed when it was last compared with its files.
+    agreed_segments: u64,
 }
 
 impl World {
@@ -63,12 +75,9 @@ impl World {
             oracle: Oracle::new(style.config.durability),
             setup,
             store: None,
-            openings: 0,
-            torn: Vec::new(),
+            past: Past::default(),
             faulty: false,
-            outages: 0,
-            dropped_blocks: 0,
-            agreed_segments: 0,
+            seen: Seen::default(),
             agrees: false,
             failed: BTreeSet::new(),
             totals: Totals::default(),
@@ -85,10 +94,9 @@ impl World {
         self.close();
         let device = Arc::<SimDevice>::clone(&self.device);
         let store = self.setup.open_store(device, &self.setup.style)?;
-        self.openings += 1;
-        self.dropped_blocks = 0;
-        self.agreed_segments = 0;
-        self.setup.register(&store, self.openings.is_multiple_of(3))?;
+        self.past.openings += 1;
+        self.seen = Seen::default();
+        self.setup.register(&store, self.past.openings.is_multiple_of(3))?;
         self.store = Some(store);
         Ok(())
     }
@@ -153,13 +161,13 @@ impl World {
     pub fn reboot(&mut self, outage: Outage) {
         self.device.note(|| format!("the outage: {outage:?}"));
         // Later runs may list what an outage tore until it is read.
-        if self.outages == 0
+        if self.past.outages == 0
             && !self.faulty
             && let Some(store) = &self.store
         {
             checks::promise_listed(store, &self.setup, &mut self.oracle);
         }
-        self.outages += 1;
+        self.past.outages += 1;
         let (device, torn) = self.device.reboot(outage);
         // What the store writes and syncs when it is dropped must not reach the disk.
         assert!(self.device.is_down(), "an outage comes before the store that it meets is dropped");
@@ -167,7 +175,7 @@ impl World {
             self.totals.add(&store.stats());
         }
         self.device = Arc::new(device);
-        self.torn.extend(torn);
+        self.past.torn.extend(torn);
         if outage == Outage::Power {
             self.oracle.power_cut();
         }
@@ -290,7 +298,7 @@ impl World {
             setup: &self.setup,
             oracle: &self.oracle,
             is_calm: self.is_calm(),
-            is_after_outage: self.outages > 0,
+            is_after_outage: self.past.outages > 0,
             checks: &self.checks,
         }
     }
@@ -352,8 +360,8 @@ impl World {
     fn agree_after_reclaim(&mut self) {
         let Some(store) = self.store.as_ref().filter(|_| self.is_calm()) else { return };
         let reclaimed = store.stats().log.segments_recycled;
-        if reclaimed != self.agreed_segments {
-            self.agreed_segments = reclaimed;
+        if reclaimed != self.seen.agreed_segments {
+            self.seen.agreed_segments = reclaimed;
             self.check_agreement();
         }
     }
@@ -377,7 +385,7 @@ impl World {
     ///
     /// If one is unexplained.
     pub fn verify(&self) {
-        checks::verify(&self.device, &self.setup, &self.oracle, &self.torn);
+        checks::verify(&self.device, &self.setup, &self.oracle, &self.past.torn);
     }
 
     /// Checks that the store is within its bounds on disk, now and at every moment since the device was started.
@@ -393,8 +401,8 @@ impl World {
     fn settle_drops(&mut self) {
         let Some(store) = self.store.as_ref().filter(|_| self.setup.style.evicts) else { return };
         let dropped = store.stats().evicted_blocks;
-        if dropped != self.dropped_blocks {
-            self.dropped_blocks = dropped;
+        if dropped != self.seen.dropped_blocks {
+            self.seen.dropped_blocks = dropped;
             checks::forget_dropped(store, &self.setup, &mut self.oracle);
         }
     }

@@ -96,7 +96,7 @@ fn install(
         recovered.faults.extend(faults);
         match contents {
             SegmentContents::Nothing => {}
-            SegmentContents::Unopened => table.unopened += 1,
+            SegmentContents::Unopened => table.unread.unopened += 1,
             SegmentContents::Records { slot, first_sequence, records } => {
                 recovered.merged_before = recovered.merged_before.max(first_sequence);
                 // Records with numbers before that may be lost or unread. A merge of one of them is durable, though.
@@ -113,7 +113,7 @@ fn install(
     table.note_missing();
     take_checkpoint_removals(&mut recovered, table, checkpoint);
     if !recovered.faults.is_empty() {
-        table.claim_limit = Some(recovered.merged_before);
+        table.unread.claim_limit = Some(recovered.merged_before);
         table.next_sequence += UNREAD_SEQUENCES;
     }
     table.finish_opening();
@@ -191,7 +191,7 @@ fn take_checkpoint_removals(
     for tombstone in &checkpoint.tombstones {
         let slot = table.slots.get(&tombstone.segment);
         // What the checkpoint says about a segment that cannot be read still holds.
-        let is_unopened = slot.is_none() && table.unopened > 0;
+        let is_unopened = slot.is_none() && table.unread.unopened > 0;
         let is_unread = is_unopened || slot.is_some_and(|slot| slot.segment.epoch() == 0);
         let known = slot.and_then(|s| checkpoint.segment(tombstone.segment, s.segment.epoch()));
         let Tombstone { namespace, hashes, kills_before, .. } = tombstone;

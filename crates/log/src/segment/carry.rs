@@ -22,7 +22,7 @@ impl SegmentTombstones {
     pub(super) fn of(table: &SegmentTable, number: u64) -> Self {
         let others = table.slots.values().filter(|slot| slot.segment.number != number);
         let oldest_known = others.map(Slot::oldest_born).min().unwrap_or(u64::MAX);
-        let oldest_elsewhere = if table.unopened > 0 { 0 } else { oldest_known };
+        let oldest_elsewhere = if table.unread.unopened > 0 { 0 } else { oldest_known };
         let here = table.tombstones.iter().filter(|tombstone| tombstone.segment == number);
         let mut all: Vec<Tombstone> = here.cloned().collect();
         all.sort_unstable_by_key(|tombstone| tombstone.offset);

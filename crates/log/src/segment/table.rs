@@ -39,21 +39,27 @@ pub(crate) struct SegmentTable {
     pub(crate) next_number: u64,
     pub(crate) next_sequence: u64,
     pub(crate) tombstones: Tombstones,
-    /// The largest `first_sequence` that a header claimed at open, if something could not be read then. No header
-    /// claims more as long as this log is open.
-    pub(crate) claim_limit: Option<u64>,
-    /// Segment files that could not be opened. They may hold removals, however old, and be readable later.
-    pub(crate) unopened: u32,
+    pub(crate) unread: Unread,
     /// The segment list, if there is one that can be read.
     pub(crate) list: Option<SegmentList>,
-    /// Segments on the list that were not there at open. They stay on it until a repair.
-    missing: Vec<ListedSegment>,
     open: Option<u64>,
     /// The first sequence number that a record could have when the open segment was opened.
     round: u64,
     /// The merge in progress, as long as its reservation lives.
     merging: Weak<u64>,
     creation: Creation,
+}
+
+/// What an open could not read.
+#[derive(Debug, Default)]
+pub(crate) struct Unread {
+    /// The largest `first_sequence` that a header claimed at open, if something could not be read then. No header
+    /// claims more as long as this log is open.
+    pub(crate) claim_limit: Option<u64>,
+    /// Segment files that could not be opened. They may hold removals, however old, and be readable later.
+    pub(crate) unopened: u32,
+    /// Segments on the list that were not there at open. They stay on it until a repair.
+    missing: Vec<ListedSegment>,
 }
 
 /// Free space of the open segment that a record takes.
@@ -106,7 +112,8 @@ impl SegmentTable {
         // Bytes that could not be read may hold a merge that is not whole: no header claims more than those before.
         let doubts = self.slots.values().filter_map(|slot| slot.doubt);
         let merging = self.merging.upgrade().map(|sequence| *sequence);
-        let unproven = doubts.map(|doubt| doubt.sequence).chain(merging).chain(self.claim_limit);
+        let unproven =
+            doubts.map(|doubt| doubt.sequence).chain(merging).chain(self.unread.claim_limit);
         unproven.fold(self.next_sequence + 1, u64::min)
     }
 
@@ -266,8 +273,9 @@ impl SegmentTable {
     /// Notes which segments on the list were not found at open. Their numbers are not used again.
     pub(crate) fn note_missing(&mut self) {
         let listed = self.list.iter().flat_map(|list| &list.segments);
-        self.missing = listed.filter(|it| !self.slots.contains_key(&it.segment)).copied().collect();
-        for ListedSegment { segment, records, .. } in &self.missing {
+        self.unread.missing =
+            listed.filter(|it| !self.slots.contains_key(&it.segment)).copied().collect();
+        for ListedSegment { segment, records, .. } in &self.unread.missing {
             self.next_number = self.next_number.max(*segment);
             let file = segment_file(*segment);
             tracing::warn!(
@@ -278,14 +286,14 @@ impl SegmentTable {
 
     /// Whether some segment could not be read as a whole, so that it may hold removals that the log does not know.
     pub(super) fn is_partly_unread(&self) -> bool {
-        self.unopened > 0
-            || !self.missing.is_empty()
+        self.unread.unopened > 0
+            || !self.unread.missing.is_empty()
             || self.slots.values().any(|slot| slot.oldest_born() == 0)
     }
 
     /// Forgets that a segment, or records of it, are lost, because a repair dealt with it.
     pub(super) fn write_off(&mut self, segment: u64) {
-        self.missing.retain(|listed| listed.segment != segment);
+        self.unread.missing.retain(|listed| listed.segment != segment);
         if let Some(tally) = self.slots.get_mut(&segment).and_then(|slot| slot.tally.as_mut()) {
             tally.write_off();
         }
@@ -315,7 +323,7 @@ impl SegmentTable {
             ListedSegment { end: slot.cursor, records, blocks, ..known }
         };
         let mut segments: Vec<_> = self.slots.values().map(entry).collect();
-        segments.extend(&self.missing);
+        segments.extend(&self.unread.missing);
         segments.sort_unstable_by_key(|listed| listed.segment);
         SegmentList { store, segments }
     }

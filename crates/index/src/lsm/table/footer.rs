@@ -23,7 +23,7 @@ pub(crate) fn table_file(number: u64) -> String {
 }
 
 /// What the footer says about a table.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TableFacts {
     pub(crate) number: u64,
     pub(crate) file_bytes: u64,

@@ -35,17 +35,14 @@ pub(crate) struct TableOptions {
 pub(crate) struct TableWriter<'a> {
     files: &'a dyn TableFiles,
     store: StoreId,
-    number: u64,
     options: TableOptions,
+    /// What is known of the table so far.
+    facts: TableFacts,
     /// The finished blocks; at the end the whole file.
     out: PageBuffer,
     block: BlockBuilder,
     index: BlockBuilder,
     filter: FilterBuilder,
-    smallest: Box<[u8]>,
-    entries: u64,
-    points: u64,
-    blocks: u64,
 }
 
 impl<'a> TableWriter<'a> {
@@ -61,16 +58,12 @@ impl<'a> TableWriter<'a> {
         Self {
             files,
             store,
-            number,
             options,
+            facts: TableFacts { number, ..TableFacts::default() },
             out: PageBuffer::default(),
             block: BlockBuilder::default(),
             index: BlockBuilder::default(),
             filter: FilterBuilder::new(options.filter_bits),
-            smallest: Box::default(),
-            entries: 0,
-            points: 0,
-            blocks: 0,
         }
     }
 
@@ -83,7 +76,7 @@ impl<'a> TableWriter<'a> {
 
     /// Whether there is no entry yet.
     pub(crate) fn is_empty(&self) -> bool {
-        self.entries == 0
+        self.facts.entries == 0
     }
 
     /// Bytes of the file if the table ended here.
@@ -95,7 +88,7 @@ impl<'a> TableWriter<'a> {
     /// Adds an entry whose key is larger than those before.
     pub(crate) fn add(&mut self, key: &[u8], value: &[u8]) {
         if self.is_empty() {
-            self.smallest = Box::from(key);
+            self.facts.smallest = Box::from(key);
         } else {
             assert!(self.block.last_key() < key, "the keys of a table ascend");
         }
@@ -107,15 +100,15 @@ impl<'a> TableWriter<'a> {
             self.finish_block(Some(key));
         }
         self.block.add(key, value);
-        self.entries += 1;
-        self.points += u64::from(kind == KIND_POINT);
+        self.facts.entries += 1;
+        self.facts.points += u64::from(kind == KIND_POINT);
         if kind != KIND_FORK {
             self.filter.add(key);
         }
     }
 
     fn place(&self) -> BlockPlace {
-        BlockPlace { table: self.number, sector: self.sector() }
+        BlockPlace { table: self.facts.number, sector: self.sector() }
     }
 
     fn sector(&self) -> u64 {
@@ -133,7 +126,7 @@ impl<'a> TableWriter<'a> {
             .and_then(|next| next.get(..=common_bytes(last, next)).filter(|key| *key < next))
             .unwrap_or(last);
         self.index.add(divider, &value);
-        self.blocks += 1;
+        self.facts.blocks += 1;
     }
 
     /// Writes the table and makes its bytes durable, but not its name. `pace` is called with the bytes of each write
@@ -153,13 +146,9 @@ impl<'a> TableWriter<'a> {
         let index = self.place();
         self.index.finish(index, &mut self.out);
         let facts = TableFacts {
-            number: self.number,
             file_bytes: (self.out.len() + SECTOR) as u64,
-            entries: self.entries,
-            points: self.points,
-            blocks: self.blocks,
-            smallest: std::mem::take(&mut self.smallest),
             largest: Box::from(self.block.last_key()),
+            ..self.facts.clone()
         };
         let [filter_offset, index_offset] = [filter, index].map(|at| at.sector * SECTOR as u64);
         let footer = Footer { facts, filter_offset, index_offset };
@@ -169,7 +158,7 @@ impl<'a> TableWriter<'a> {
     }
 
     fn write(&self, pace: &dyn Fn(u64)) -> Result<(), TableError> {
-        let name = table_file(self.number);
+        let name = table_file(self.facts.number);
         let file = self.files.create(&name, self.out.len() as u64)?;
         let mut offset = 0;
         let mut written = Ok(());

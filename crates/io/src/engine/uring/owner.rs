@@ -5,7 +5,7 @@
 //! 2. What the kernel may touch (memory, scatter list, file) stays in its slot until the completion. If the ring fails
 //!    meanwhile, it is leaked, because the kernel may still use it.
 //! 3. Each slot has at most one entry in the ring, and the ring has space for all slots and the doorbell.
-//! 4. The arena stays mapped as long as it is registered: the owner holds the pool.
+//! 4. The arena stays mapped as long as it is registered: what says that it is holds the pool.
 //! 5. The owner sleeps only with the doorbell armed, and only when no queued request may start or every slot is taken.
 
 use std::io;
@@ -20,10 +20,10 @@ use super::call_ring::CallRingPool;
 use super::doorbell::Doorbell;
 use super::in_flight::{InFlight, Settled, Slots};
 use super::ring::{self, MAX_STALLS, RegisteredBuffers};
+use crate::IoError;
 use crate::engine::backend::Setup;
 use crate::engine::queue::Queue;
 use crate::engine::queued_request::QueuedRequest;
-use crate::{BufferPool, IoError};
 
 /// Marks the doorbell's completion. Slot numbers are far smaller.
 const DOORBELL: u64 = u64::MAX;
@@ -44,11 +44,14 @@ pub(super) struct RingOwner {
     queue: Arc<Queue>,
     doorbell: Arc<Doorbell>,
     clock: Arc<dyn Clock>,
-    /// The registered arena, if the kernel accepted it.
+    /// The registered arena, if the kernel accepted it. Dropped after the ring.
     registered: Option<RegisteredBuffers>,
-    /// Keeps the arena mapped (invariant 4).
-    _pool: BufferPool,
-    /// Reused between rounds.
+    reused: Reused,
+}
+
+/// Lists that are reused between rounds; empty in between.
+#[derive(Default)]
+struct Reused {
     arrived: Vec<QueuedRequest>,
     done: Vec<(u64, i32)>,
 }
@@ -76,9 +79,7 @@ impl RingOwner {
             doorbell,
             clock: setup.clock,
             registered,
-            _pool: setup.pool,
-            arrived: Vec::new(),
-            done: Vec::new(),
+            reused: Reused::default(),
         })
     }
 
@@ -108,14 +109,14 @@ impl RingOwner {
 
     /// Starts waiting requests as long as slots are free. Returns whether the queue is closed.
     fn fill(&mut self) -> io::Result<bool> {
-        let mut arrived = std::mem::take(&mut self.arrived);
+        let mut arrived = std::mem::take(&mut self.reused.arrived);
         loop {
             let free = self.slots.free_count();
             let closed = self.queue.take(free, &mut arrived);
             // Late requests take neither a slot nor a share of the slots, so others may start now. With slots still
             // free, the doorbell rings again only when the queue had nothing that may start.
             if arrived.is_empty() {
-                self.arrived = arrived;
+                self.reused.arrived = arrived;
                 return Ok(closed);
             }
             for queued in arrived.drain(..) {
@@ -171,7 +172,7 @@ impl RingOwner {
 
     fn reap(&mut self) -> io::Result<()> {
         // Copied first, because completing a request may need the ring.
-        let mut done = std::mem::take(&mut self.done);
+        let mut done = std::mem::take(&mut self.reused.done);
         done.extend(self.ring.completion().map(|entry| (entry.user_data(), entry.result())));
         for (user_data, result) in done.drain(..) {
             if user_data == DOORBELL {
@@ -181,7 +182,7 @@ impl RingOwner {
                 self.land(user_data, result)?;
             }
         }
-        self.done = done;
+        self.reused.done = done;
         Ok(())
     }
 
@@ -203,9 +204,10 @@ impl RingOwner {
             self.enter()?;
             self.reap()?;
         }
-        if self.registered.take().is_some() {
+        if let Some(registered) = self.registered.take() {
             // Now, so that the next ring finds its memory allowance free. The kernel would do it later.
             self.ring.submitter().unregister_buffers()?;
+            drop(registered);
         }
         Ok(())
     }

@@ -74,6 +74,8 @@ pub(super) fn check_doorbell(result: i32) -> io::Result<()> {
 pub(super) struct RegisteredBuffers {
     region: RegionId,
     bytes: usize,
+    /// Keeps the arena mapped.
+    _pool: BufferPool,
 }
 
 impl RegisteredBuffers {
@@ -85,9 +87,10 @@ impl RegisteredBuffers {
             iov_len: CHUNK_BYTES.min(bytes - at),
         };
         let chunks: Vec<libc::iovec> = (0..bytes).step_by(CHUNK_BYTES).map(chunk).collect();
-        // SAFETY: the arena is mapped and stays mapped while registered: the ring's owner holds the pool.
+        // SAFETY: the arena is mapped and stays mapped while it is registered: the result holds the pool, and is dropped
+        // after the registration or the ring has ended.
         match unsafe { ring.submitter().register_buffers(&chunks) } {
-            Ok(()) => Some(Self { region: pool.region().id(), bytes }),
+            Ok(()) => Some(Self { region: pool.region().id(), bytes, _pool: pool.clone() }),
             Err(error) => {
                 tracing::debug!(%error, bytes, "cannot register staging memory with io_uring; using it unregistered");
                 None
@@ -113,7 +116,8 @@ mod tests {
     fn only_memory_entirely_inside_the_arena_counts_as_registered() {
         let pool = BufferPool::new(16 << 20, 1 << 20).unwrap();
         let (start, bytes) = pool.region().range();
-        let registered = RegisteredBuffers { region: pool.region().id(), bytes: bytes / 2 };
+        let registered =
+            RegisteredBuffers { region: pool.region().id(), bytes: bytes / 2, _pool: pool.clone() };
         let mut taken = Vec::new();
         while let Some(memory) = pool.try_take(1 << 20) {
             let inside = memory.address() + memory.len() <= start + bytes / 2;
