@@ -103,8 +103,8 @@ impl PyAllocation {
     fn __getitem__<'py>(&self, py: Python<'py>, at: isize) -> PyResult<Bound<'py, PyMemoryView>> {
         self.store.check_process().or_raise()?;
         let at = position(at, self.memory.len(), "an allocation")?;
-        let range = self.memory.range(at).expect("one of its blocks");
-        view_of(py, range, Access::Write, Arc::<Allocation>::clone(&self.memory))
+        let (start, bytes) = self.memory.range(at).expect("one of its blocks");
+        view_of(py, start, bytes, Access::Write, Arc::<Allocation>::clone(&self.memory))
     }
 
     fn __repr__(&self) -> String {

@@ -127,7 +127,7 @@ fn block_of<'py>(
     lease: &Arc<HandleLease>,
     at: usize,
 ) -> PyResult<Bound<'py, PyMemoryView>> {
-    let range = lease.range(at).expect("a block of the lease");
+    let (start, bytes) = lease.range(at).expect("a block of the lease");
     // The keeper counts the buffers of the lease.
-    view_of(py, range, Access::Read, Arc::<HandleLease>::clone(lease))
+    view_of(py, start, bytes, Access::Read, Arc::<HandleLease>::clone(lease))
 }

@@ -27,7 +27,8 @@ struct PyBlockBytes {
 /// gets one that Python may write.
 pub(crate) fn view_of(
     py: Python<'_>,
-    (start, bytes): (usize, usize),
+    start: usize,
+    bytes: usize,
     access: Access,
     keeper: Keeper,
 ) -> PyResult<Bound<'_, PyMemoryView>> {

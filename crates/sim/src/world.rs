@@ -39,7 +39,6 @@ pub struct World {
     agrees: bool,
     /// Blocks whose last put was reported as failed.
     failed: BTreeSet<Block>,
-    totals: Totals,
     checks: Cell<u64>,
 }
 
@@ -50,6 +49,7 @@ struct Past {
     outages: u32,
     /// Writes that outages tore so far.
     torn: Vec<Torn>,
+    totals: Totals,
 }
 
 /// What is known of the open store.
@@ -80,7 +80,6 @@ impl World {
             seen: Seen::default(),
             agrees: false,
             failed: BTreeSet::new(),
-            totals: Totals::default(),
             checks: Cell::new(0),
         }
     }
@@ -110,7 +109,7 @@ impl World {
     pub fn close(&mut self) {
         if let Some(store) = self.store.take() {
             store.close();
-            self.totals.add(&store.stats());
+            self.past.totals.add(&store.stats());
         }
     }
 
@@ -172,7 +171,7 @@ impl World {
         // What the store writes and syncs when it is dropped must not reach the disk.
         assert!(self.device.is_down(), "an outage comes before the store that it meets is dropped");
         if let Some(store) = self.store.take() {
-            self.totals.add(&store.stats());
+            self.past.totals.add(&store.stats());
         }
         self.device = Arc::new(device);
         self.past.torn.extend(torn);
@@ -372,7 +371,7 @@ impl World {
     ///
     /// If they differ.
     pub fn check_agreement(&self) {
-        let any = self.stats().merging.merges > 0 || self.totals.merges > 0;
+        let any = self.stats().merging.merges > 0 || self.past.totals.merges > 0;
         let may_return = MayReturn { failed: &self.failed, any };
         let (store, device) = (self.store(), &*self.device);
         let compared = check_agreement(store, device, &self.setup, &self.oracle, may_return);
@@ -416,7 +415,7 @@ impl World {
     /// The sum over all closed stores.
     #[must_use]
     pub fn totals(&self) -> Totals {
-        self.totals
+        self.past.totals
     }
 
     fn checked(&self, answers: usize) {

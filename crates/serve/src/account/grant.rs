@@ -57,13 +57,13 @@ impl Account {
     /// Takes at most `wanted` bytes for blocks of `least` bytes each of a put that is copied now, and waits at most
     /// `patience` for others. `None` if there is not enough for one block then.
     pub(crate) fn grant_put(&self, wanted: u64, least: u64, patience: Duration) -> Option<Grant> {
-        self.wait_for((wanted, least), false, patience)
+        self.wait_for(wanted, least, false, patience)
     }
 
     /// Takes at most `wanted` bytes for a lease of blocks of `least` bytes each in their places. There may be none.
     pub(crate) fn grant_view(&self, wanted: u64, least: u64) -> Grant {
         let mut book = self.accounts.book.lock();
-        let grant = self.try_take(&mut book, Resource::ViewBytes, (wanted, least), true);
+        let grant = self.try_take(&mut book, Resource::ViewBytes, wanted, least, true);
         grant.unwrap_or_else(|| Grant {
             account: self.clone(),
             resource: Resource::ViewBytes,
@@ -75,20 +75,21 @@ impl Account {
     /// Takes bytes for a lease to copy blocks of `least` bytes each, and waits at most `patience` for other leases to
     /// end. `None` if there is not enough for one block then.
     pub(crate) fn grant_copy(&self, wanted: u64, least: u64, patience: Duration) -> Option<Grant> {
-        self.wait_for((wanted, least), true, patience)
+        self.wait_for(wanted, least, true, patience)
     }
 
     fn wait_for(
         &self,
-        (wanted, least): (u64, u64),
+        wanted: u64,
+        least: u64,
         has_lease: bool,
         patience: Duration,
     ) -> Option<Grant> {
         let until = self.accounts.clock.now().after(patience);
         let mut book = self.accounts.book.lock();
         loop {
-            let bytes = (wanted.max(least), least);
-            if let Some(grant) = self.try_take(&mut book, Resource::CopyBytes, bytes, has_lease) {
+            let (resource, most) = (Resource::CopyBytes, wanted.max(least));
+            if let Some(grant) = self.try_take(&mut book, resource, most, least, has_lease) {
                 return Some(grant);
             }
             let left = until.since(self.accounts.clock.now());
@@ -103,7 +104,8 @@ impl Account {
         &self,
         book: &mut Book,
         resource: Resource,
-        (wanted, least): (u64, u64),
+        wanted: u64,
+        least: u64,
         has_lease: bool,
     ) -> Option<Grant> {
         let offer = book.offer_block(self.client, resource, least);
@@ -125,7 +127,7 @@ impl Account {
         if !has_lease || bytes < least {
             return None;
         }
-        self.try_take(&mut book, Resource::CopyBytes, (bytes, least), true)
+        self.try_take(&mut book, Resource::CopyBytes, bytes, least, true)
     }
 
     /// Lets a lease to copy last until `end`. Returns whether it has not ended. A lease without blocks never ends.

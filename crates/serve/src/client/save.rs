@@ -115,7 +115,8 @@ fn part(chain: &[ChainHash], at: usize, count: usize) -> Part<'_> {
 fn message_of(
     namespace: NamespaceId,
     part: &Part<'_>,
-    (offset, ticket): (usize, u64),
+    offset: usize,
+    ticket: u64,
     limit: Option<u64>,
 ) -> Vec<u8> {
     let mut message = wire::encode(&Request::Put {
@@ -147,7 +148,7 @@ pub(super) fn put(
     for blocks in put.blocks.chunks(blocks_of_message(bytes)) {
         let part = part(put.chain, put.first + outcomes.len(), blocks.len());
         let Ok(left) = server.reach().left(call) else { break };
-        let message = |ticket| message_of(namespace.id(), &part, (0, ticket), timeout_ns(left));
+        let message = |ticket| message_of(namespace.id(), &part, 0, ticket, timeout_ns(left));
         let all = blocks.len() * bytes;
         let answered = server.call_with_blocks(namespace.id(), message, blocks, all, call);
         if !take_outcomes(&mut outcomes, answered, blocks.len())? {
@@ -175,7 +176,7 @@ pub(super) fn commit(
         let Ok(left) = server.reach().left(call) else { break };
         let offset = outcomes.len() * bytes;
         let (namespace, left) = (allocation.namespace, timeout_ns(left));
-        let message = |ticket| message_of(namespace, &part, (offset, ticket), left);
+        let message = |ticket| message_of(namespace, &part, offset, ticket, left);
         let answered = server.call_with_window(namespace, message, &allocation.window, call);
         if !take_outcomes(&mut outcomes, answered, now)? {
             break;

@@ -120,7 +120,7 @@ impl Fair {
         if draw < 85 {
             let (message, shown) = self.request(draw < 65, BLOCKS);
             let answer = self.greedy[at].sessions[line].handle(&message, Vec::new());
-            self.receive(at, line, (shown, answer), loss);
+            self.receive(at, line, shown, answer, loss);
         } else if draw < 90 {
             self.created += 1;
             let encoding = created(self.created).encode();
@@ -146,7 +146,7 @@ impl Fair {
     }
 
     /// A greedy client reads its answer, reads it later, or is gone before it is sent.
-    fn receive(&mut self, at: usize, line: usize, (shown, answer): (Shown, Answer), loss: usize) {
+    fn receive(&mut self, at: usize, line: usize, shown: Shown, answer: Answer, loss: usize) {
         let party = &mut self.greedy[at];
         match (loss, &answer) {
             (0, Answer::Send { lease, .. }) => {
