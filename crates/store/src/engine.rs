@@ -6,6 +6,9 @@ use dalsegno_core::{Clock, Limits};
 use dalsegno_index::Index;
 use dalsegno_log::Log;
 
+use crate::blocks::dropper::Dropper;
+use crate::blocks::indexed_log::IndexedLog;
+use crate::blocks::recent::RecentBlocks;
 use crate::counters::Counters;
 use crate::device::Watched;
 use crate::far::removal_notes::RemovalNotes;
@@ -18,19 +21,18 @@ use crate::state::namespaces::NamespaceTable;
 use crate::state::recent_removals::RecentRemovals;
 use crate::state::removal_feed::RemovalFeed;
 use crate::state::speeds::TierSpeeds;
-use crate::tuning::index_care::IndexCare;
 
 /// The state that the paths share. Background jobs hold it while they are queued or run, and with it the directory.
 #[derive(Debug)]
 pub(crate) struct Engine {
-    pub(crate) limits: Limits,
+    pub(crate) limits: Arc<Limits>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) device: Arc<Watched>,
     pub(crate) log: Log,
     pub(crate) index: Arc<dyn Index>,
-    pub(crate) index_care: IndexCare,
-    pub(crate) counters: Counters,
-    pub(crate) namespaces: NamespaceTable,
+    pub(crate) stored: Arc<IndexedLog>,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) namespaces: Arc<NamespaceTable>,
     pub(crate) front: Front,
     /// Blocks beyond this host, if the store has a far tier.
     pub(crate) far: Option<Arc<FarTier>>,
@@ -39,17 +41,19 @@ pub(crate) struct Engine {
 /// What knows of single blocks in front of the log and the index.
 #[derive(Debug)]
 pub(crate) struct Front {
-    pub(crate) dram: Dram,
-    pub(crate) failed_reads: FailedReads,
-    pub(crate) removal_feed: RemovalFeed,
+    pub(crate) dram: Arc<Dram>,
+    pub(crate) failed_reads: Arc<FailedReads>,
+    pub(crate) removal_feed: Arc<RemovalFeed>,
     /// What was removed lately, for work that is in progress.
-    pub(crate) removals: RecentRemovals,
+    pub(crate) removals: Arc<RecentRemovals>,
     /// What is being removed, and that an on-disk index still has.
     pub(crate) hidden: Arc<HiddenBlocks>,
     /// The removals that other hosts must follow, if the store has a far tier or had one before.
     pub(crate) removal_notes: Option<Arc<RemovalNotes>>,
     /// Reads in progress.
-    pub(crate) reads: ReadGauge,
+    pub(crate) reads: Arc<ReadGauge>,
     /// How fast each tier is.
-    pub(crate) speeds: TierSpeeds,
+    pub(crate) speeds: Arc<TierSpeeds>,
+    pub(crate) recent: Arc<RecentBlocks>,
+    pub(crate) dropper: Arc<Dropper>,
 }

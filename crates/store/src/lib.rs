@@ -11,6 +11,8 @@
 mod api;
 mod background;
 mod block_key;
+mod blocks;
+
 mod counters;
 mod device;
 mod engine;
@@ -18,6 +20,7 @@ mod error;
 mod far;
 mod far_work;
 mod jobs;
+mod lookup;
 mod offline;
 mod open;
 mod read;
@@ -47,6 +50,7 @@ pub use device::DeviceStats;
 pub use error::{absolute, forked, no_thread};
 pub use far::stats::FarStats;
 pub use jobs::transfers::{Direction, MAX_CALLBACKS, Transfer, TransferLanes, TransferState};
+pub use lookup::locate::Located;
 pub use offline::far::{
     far_doctor, far_inspect, far_prune, far_survey, far_verify, is_far_location,
 };
@@ -54,7 +58,6 @@ pub use offline::info::{ExtentRow, IndexRow, NamespaceRow, StoreInfo, info, insp
 pub use offline::repair::{RepairReport, repair};
 pub use offline::verify::{Finding, VerifyReport, verify};
 pub use read::lease::{Acquired, Lease, LeasedBlock};
-pub use read::locate::Located;
 pub use read::outcome::{GetReport, Outcome};
 pub use sizes::{check_blocks, check_get};
 pub use state::arena::ArenaBacking;

@@ -30,13 +30,13 @@ pub(crate) struct Door {
     /// The last counters of a closed store.
     last: Mutex<Option<Stats>>,
     id: StoreId,
-    limits: Limits,
+    limits: Arc<Limits>,
     process: Process,
 }
 
 impl Door {
     pub(crate) fn new(store: OpenStore) -> Self {
-        let (id, limits) = (store.engine.log.store(), store.engine.limits.clone());
+        let (id, limits) = (store.engine.log.store(), Arc::clone(&store.engine.limits));
         let open = RwLock::new(Some(Arc::new(store)));
         Self { open, last: Mutex::default(), id, limits, process: Process::this() }
     }
@@ -119,7 +119,7 @@ impl Door {
             std::thread::sleep(CLOSE_POLL);
         }
         store.close_lanes(deadline);
-        store.engine.index_care.close();
+        store.engine.stored.care.close();
         store.engine.log.close();
         *self.last.lock() = Some(store.stats());
     }

@@ -13,8 +13,9 @@ use parking_lot::Mutex;
 
 use crate::api::door::Door;
 use crate::block_key::BlockKey;
+use crate::blocks::finder::are_found;
+use crate::lookup::lookups::{LOOKUP_TIMEOUT, lookup_limit};
 use crate::open::open_store::OpenStore;
-use crate::read::lookup::{LOOKUP_TIMEOUT, are_found, lookup_limit};
 use crate::state::removal_feed::RemovalQueue;
 
 /// The largest queue that a watch may ask for: 48 bytes for each block.
@@ -80,7 +81,7 @@ impl RemovalWatch {
         let lost_before = std::mem::replace(&mut *self.losses.lock(), lost);
         let is_complete = !has_gap && lost == lost_before;
         let began = engine.clock.now();
-        let blocks = absent(engine.index.as_ref(), &taken, lookup_limit(engine));
+        let blocks = absent(engine.index.as_ref(), &taken, lookup_limit(engine.clock.as_ref()));
         if engine.clock.now() >= began.after(LOOKUP_TIMEOUT) {
             // Blocks that were not found in time may be present.
             self.queue.put_back(taken);

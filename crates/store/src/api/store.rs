@@ -15,11 +15,10 @@ use crate::api::gathered::{StoreHost, layer_writer};
 use crate::api::layer_writer::{LayerSpan, LayerWriter};
 use crate::api::removal_watch::RemovalWatch;
 use crate::jobs::transfers::{Direction, Transfer, TransferLanes};
+use crate::lookup::locate::Located;
 use crate::open::assemble::{Parts, assemble, parts_of};
 use crate::read::get_blocks::{GetRequest, get};
 use crate::read::lease::{Lease, lease};
-use crate::read::locate::{Located, locate};
-use crate::read::lookup;
 use crate::read::outcome::{GetReport, Outcome};
 use crate::stats::Stats;
 use crate::terms::Terms;
@@ -260,24 +259,24 @@ impl Store {
     ///
     /// `Closed`.
     pub fn probe(&self, namespace: NamespaceId, chain: &[ChainHash]) -> Result<usize> {
-        Ok(lookup::probe(&self.door.enter()?.engine, namespace, chain))
+        Ok(self.door.enter()?.lookups.probe(namespace, chain))
     }
 
     /// Which of these blocks are present, each for itself; as for [`Store::probe`]. Fails with `Closed`.
     pub fn contains(&self, namespace: NamespaceId, hashes: &[ChainHash]) -> Result<Vec<bool>> {
-        Ok(lookup::contains(&self.door.enter()?.engine, namespace, hashes))
+        Ok(self.door.enter()?.lookups.contains(namespace, hashes))
     }
 
     /// As [`Store::contains`], but nothing counts as used: for monitoring. Fails with `Closed`.
     pub fn peek(&self, namespace: NamespaceId, hashes: &[ChainHash]) -> Result<Vec<bool>> {
-        Ok(lookup::peek(&self.door.enter()?.engine, namespace, hashes))
+        Ok(self.door.enter()?.lookups.peek(namespace, hashes))
     }
 
     /// From which tiers the leading present blocks of a chain would be read: runs in order, each with the speed of its
     /// tier. Waits for no device and no far location, so blocks whose index entries are not in memory end the
     /// answer. Nothing counts as used. Fails with `Closed`, or `Invalid` if the namespace is not registered.
     pub fn locate(&self, namespace: NamespaceId, chain: &[ChainHash]) -> Result<Vec<Located>> {
-        locate(&self.door.enter()?.engine, namespace, chain)
+        self.door.enter()?.lookups.locate(namespace, chain)
     }
 
     /// Notes that a prompt was used although none of its blocks is loaded: its leading blocks that are present count as
@@ -287,7 +286,7 @@ impl Store {
     /// Never waits for the device: with an on-disk index, blocks whose entries are not in memory are skipped. Fails
     /// with `Closed`.
     pub fn touch(&self, namespace: NamespaceId, chain: &[ChainHash]) -> Result<usize> {
-        Ok(lookup::touch(&self.door.enter()?.engine, namespace, chain))
+        Ok(self.door.enter()?.lookups.touch(namespace, chain))
     }
 
     /// Removes blocks (all of the namespace if `hashes` is `None`) for good: they stay gone after the next open, and on

@@ -11,7 +11,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use dalsegno_core::{ChainHash, Deadline, Extent, ExtentId, MIN_SEGMENTS};
+use dalsegno_core::{Extent, ExtentId, MIN_SEGMENTS};
 use dalsegno_index::Shortage;
 use dalsegno_log::{LogError, SegmentState, SegmentView};
 use dalsegno_policy::recency::Use;
@@ -62,7 +62,7 @@ pub(crate) fn give_back(engine: &Engine) -> Result<(), LogError> {
     let count = || engine.log.segments().count() as u64;
     for _ in 0..GIVE_BACK_ATTEMPTS {
         let before = count();
-        let shortage = engine.index_care.shortage().filter(|_| before > MIN_SEGMENTS);
+        let shortage = engine.stored.care.shortage().filter(|_| before > MIN_SEGMENTS);
         let Some(shortage) = shortage else { break };
         let has_space = shortage == Shortage::Disk && engine.log.segments().has_space_for_others();
         if !has_space && !engine.log.recycler().give_back(PIN_TIMEOUT)? {
@@ -70,7 +70,7 @@ pub(crate) fn give_back(engine: &Engine) -> Result<(), LogError> {
         }
         // A damaged segment is not freed: its file is removed.
         if has_space || count() < before {
-            engine.index_care.has_space_again();
+            engine.stored.care.has_space_again();
         }
     }
     Ok(())
@@ -205,29 +205,9 @@ fn mark_orphans(engine: &Engine, segment: u64, extents: &[Extent]) -> Result<(),
 
 /// Evicts the extents that are still in a segment which is closed to readers.
 fn evict_rest(engine: &Engine, victim: &SegmentView, extents: &[Extent]) {
-    for extent in extents {
-        evict_extent(engine, extent);
-    }
-    // Extents whose headers cannot be read any more are dropped with the rest.
-    let blocks = engine.index.drop_segment(victim.number, victim.epoch);
-    if blocks > 0 {
-        engine.front.removal_feed.note_gap();
-    }
-    add(&engine.counters.evicted_blocks, blocks);
-}
-
-/// Removes an extent from the index and its blocks from DRAM.
-pub(crate) fn evict_extent(engine: &Engine, extent: &Extent) {
-    let live = engine.index.live_blocks(extent).unwrap_or_default();
-    let removed = engine.index.remove_extent(extent, Deadline::Never);
-    if removed.blocks > 0 {
-        engine.front.removal_feed.note(extent.namespace, &extent.hashes);
-    }
-    engine.log.forget(extent.id);
-    add(&engine.counters.evicted_blocks, removed.blocks);
-    let gone = extent.hashes.iter().zip(live).filter(|(_, live)| *live);
-    let gone: Vec<ChainHash> = gone.map(|(hash, _)| *hash).collect();
-    engine.front.dram.remove(extent.namespace, &gone);
+    let dropper = &engine.front.dropper;
+    extents.iter().for_each(|extent| dropper.evict(extent));
+    dropper.evict_segment(victim.number, victim.epoch);
 }
 
 /// Recycles segments without live extents.

@@ -211,7 +211,7 @@ impl Merge<'_> {
     fn refer_to(&self, row: &[&Extent], appended: Appended, call: &Call) {
         let engine = self.engine;
         let Appended { extent, pin } = appended;
-        engine.index_care.before_write(call, engine.clock.as_ref());
+        engine.stored.care.before_write(call, engine.clock.as_ref());
         // The old references stay if the index cannot read them.
         let moved = engine.index.replace(row, vec![extent.clone()]).unwrap_or_default();
         if moved == 0 {
@@ -221,7 +221,7 @@ impl Merge<'_> {
             engine.log.forget(old.id);
         }
         drop(pin);
-        engine.index_care.after_write();
+        engine.stored.care.after_write();
     }
 
     /// Yields to reads, within bounds; fails if the store is being closed.

@@ -89,7 +89,7 @@ fn query_index<R>(
     engine.log.recycler().check_reads(segment)?;
     query().or_else(|error| {
         check_speed(&error)?;
-        engine.index_care.condemn("files of the index cannot be read");
+        engine.stored.care.condemn("files of the index cannot be read");
         Err(LogError::Poisoned)
     })
 }

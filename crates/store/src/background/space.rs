@@ -109,10 +109,10 @@ impl SpaceLane {
     fn relieve_index(&self, call: &Call) {
         let engine = &self.engine;
         let is_small = || engine.log.segments().count() as u64 <= MIN_SEGMENTS;
-        if engine.index_care.shortage().is_none() || is_small() {
+        if engine.stored.care.shortage().is_none() || is_small() {
             return;
         }
-        let done = if engine.index_care.is_stalled() {
+        let done = if engine.stored.care.is_stalled() {
             self.run_blocking(call, give_back)
         } else if let Some(only) = OneAtATime::take(&self.is_giving_back) {
             self.spawn(move |engine| {

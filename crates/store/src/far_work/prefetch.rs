@@ -13,8 +13,7 @@ use dalsegno_io::{Call, Duty, Executor, NextStep, StopSignal};
 use crate::engine::Engine;
 use crate::far::prefetches::{PrefetchBatch, PrefetchResult};
 use crate::far::tier::FarTier;
-use crate::read::lookup::lookup_limit;
-use crate::read::whereabouts::remove_unless_known;
+use crate::lookup::lookups::lookup_limit;
 use crate::state::arena::ReservedPlace;
 use crate::state::dram::Leaving;
 use crate::state::recent_removals::RemovalMark;
@@ -98,8 +97,8 @@ impl PrefetchDuty {
             drop(memory);
             let Some(block) = outcome.ok().and_then(|()| place.complete()) else { continue };
             let key = (batch.namespace, hash);
-            engine.front.dram.keep(key, Arc::new(block));
-            remove_unless_known(&engine, key, (mark, lookup_limit(&engine)));
+            let limit = lookup_limit(self.clock.as_ref());
+            engine.front.recent.keep(key, Arc::new(block), mark, limit);
             fetched.push(hash);
         }
         let is_over = is_full || fetched.is_empty() && count > 0;

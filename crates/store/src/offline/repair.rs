@@ -16,7 +16,6 @@ use dalsegno_io::Device;
 use dalsegno_log::{LogError, SegmentState};
 
 use crate::api::door::Door;
-use crate::background::evict::evict_extent;
 use crate::background::relocate::{extents_in, live_of, move_all};
 use crate::background::rows::rows;
 use crate::engine::Engine;
@@ -133,10 +132,9 @@ fn rewrite(engine: &Engine, number: u64) -> std::result::Result<bool, LogError> 
         move_all(engine, number, &row)?;
     }
     let drop_rest = || {
-        for extent in &extents {
-            evict_extent(engine, extent);
-        }
-        let _blocks = engine.index.drop_segment(view.number, view.epoch);
+        let dropper = &engine.front.dropper;
+        extents.iter().for_each(|extent| dropper.evict(extent));
+        dropper.evict_segment(view.number, view.epoch);
     };
     if engine.log.recycler().recycle(number, PIN_TIMEOUT, drop_rest)? {
         Ok(true)

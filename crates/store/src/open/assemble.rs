@@ -26,6 +26,10 @@ use dalsegno_policy::merging::MergeRules;
 use crate::background::merger::Merger;
 use crate::background::scrubber::{ScrubRules, Scrubber};
 use crate::background::space::{LANE_JOBS, SpaceLane};
+use crate::blocks::dropper::Dropper;
+use crate::blocks::finder::Finder;
+use crate::blocks::indexed_log::IndexedLog;
+use crate::blocks::recent::RecentBlocks;
 use crate::counters::Counters;
 use crate::device::Watched;
 use crate::engine::{Engine, Front};
@@ -35,18 +39,17 @@ use crate::far::tier::{FarParts, FarTier, staging_of, writer_id};
 use crate::far_work::follow::RemoveHere;
 use crate::far_work::lanes::{FarLanes, LocalStore};
 use crate::jobs::transfers::TransferLanes;
+use crate::lookup::lookups::Lookups;
 use crate::open::directory::{DirectoryReader, lock_error, refuse_forked};
 use crate::open::far_location::{far_location, open_far};
 use crate::open::log_and_index::{LogAndIndex, LogSource};
 use crate::open::open_store::OpenStore;
 use crate::state::arena::ArenaBacking;
 use crate::state::dram::Dram;
-use crate::state::failed_reads::FailedReads;
-use crate::state::gauge::ReadGauge;
+use crate::state::hidden_blocks::HiddenBlocks;
 use crate::state::namespaces::NamespaceTable;
 use crate::state::recent_removals::RecentRemovals;
 use crate::state::removal_feed::RemovalFeed;
-use crate::state::speeds::TierSpeeds;
 use crate::terms::Terms;
 use crate::tuning::index_care::{IndexCare, IndexCareOptions};
 use crate::tuning::tuner::Tuner;
@@ -181,7 +184,7 @@ pub(crate) fn assemble(parts: Parts) -> Result<(OpenStore, TransferLanes)> {
     let Parts { device, clock, pool, limits, lock, new_store, executor, .. } = parts;
     let Tiers { arena, far, far_open, stop } = parts.tiers;
     let device = Arc::new(Watched::new(device, &clock, lock));
-    let dram = open_dram(&limits, &arena, &stop)?;
+    let dram = Arc::new(open_dram(&limits, &arena, &stop)?);
     let source = LogSource {
         device: Arc::<Watched>::clone(&device),
         clock: Arc::clone(&clock),
@@ -190,7 +193,7 @@ pub(crate) fn assemble(parts: Parts) -> Result<(OpenStore, TransferLanes)> {
         executor,
         new_store,
     };
-    let counters = Counters::default();
+    let counters = Arc::new(Counters::default());
     let LogAndIndex { log, index, lsm } = source.open(&counters)?;
     device.try_with(STORE_FILE, pool.clone());
     let writer = match far_open {
@@ -211,14 +214,15 @@ pub(crate) fn assemble(parts: Parts) -> Result<(OpenStore, TransferLanes)> {
     };
     let is_used =
         |namespace| has_blocks(index.as_ref(), namespace) || !knows_all(lsm.as_deref(), &counters);
-    let namespaces = NamespaceTable::new(namespaces_in_use(&log, device.as_ref(), is_used)?);
+    let namespaces = namespaces_in_use(&log, device.as_ref(), is_used)?;
+    let namespaces = Arc::new(NamespaceTable::new(namespaces));
     let options = IndexCareOptions {
         clock: Arc::clone(&clock),
         bytes_per_s: limits.index_bytes_per_s,
         index_bytes: limits.index_bytes,
         executor,
     };
-    let index_care = match lsm {
+    let care = match lsm {
         Some(lsm) => {
             let files = Arc::<Watched>::clone(&device) as Arc<dyn Device>;
             let tuner = Tuner::open(&files, &lsm, limits.index_tuning);
@@ -226,24 +230,40 @@ pub(crate) fn assemble(parts: Parts) -> Result<(OpenStore, TransferLanes)> {
         }
         None => IndexCare::none(),
     };
+    let stored = Arc::new(IndexedLog { log, index, care });
+    let hidden: Arc<HiddenBlocks> = Arc::default();
+    let (stored_of, hidden_of, far_of) = (Arc::clone(&stored), Arc::clone(&hidden), far.clone());
+    let finder = Arc::new(Finder { stored: stored_of, hidden: hidden_of, far: far_of });
+    let removals: Arc<RecentRemovals> = Arc::default();
+    let recent = RecentBlocks { dram: Arc::clone(&dram), removals: Arc::clone(&removals), finder };
+    let recent = Arc::new(recent);
+    let feed: Arc<RemovalFeed> = Arc::default();
+    let dropper = Dropper {
+        stored: Arc::clone(&stored),
+        recent: Arc::clone(&recent),
+        feed: Arc::clone(&feed),
+        counters: Arc::clone(&counters),
+    };
     let engine = Arc::new(Engine {
-        limits,
+        limits: Arc::new(limits),
         clock,
         device,
-        log,
-        index,
-        index_care,
+        log: stored.log.clone(),
+        index: Arc::clone(&stored.index),
+        stored,
         counters,
         namespaces,
         front: Front {
             dram,
-            failed_reads: FailedReads::default(),
-            removal_feed: RemovalFeed::default(),
-            removals: RecentRemovals::default(),
-            hidden: Arc::default(),
+            failed_reads: Arc::default(),
+            removal_feed: feed,
+            removals,
+            hidden,
             removal_notes,
-            reads: ReadGauge::default(),
-            speeds: TierSpeeds::default(),
+            reads: Arc::default(),
+            speeds: Arc::default(),
+            recent,
+            dropper: Arc::new(dropper),
         },
         far,
     });
@@ -280,7 +300,17 @@ fn start_helpers(
         }
         _ => None,
     };
-    Ok((OpenStore { engine, writer, merger, scrubber, records, space, far }, transfers))
+    let lookups = Lookups {
+        finder: Arc::clone(&engine.front.recent.finder),
+        recent: Arc::clone(&engine.front.recent),
+        device: Arc::clone(&engine.device),
+        namespaces: Arc::clone(&engine.namespaces),
+        speeds: Arc::clone(&engine.front.speeds),
+        counters: Arc::clone(&engine.counters),
+        clock,
+    };
+    let store = OpenStore { engine, lookups, writer, merger, scrubber, records, space, far };
+    Ok((store, transfers))
 }
 
 /// The random part of the name under which a store writes to a far location.

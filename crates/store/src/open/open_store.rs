@@ -13,6 +13,7 @@ use crate::background::space::SpaceLane;
 use crate::engine::Engine;
 use crate::far::stats::FarStats;
 use crate::far_work::lanes::FarLanes;
+use crate::lookup::lookups::Lookups;
 use crate::stats::Stats;
 use crate::write::put::Writer;
 use crate::write::remove::{PublishRemovals, RemovalOrigin, Remover};
@@ -24,6 +25,7 @@ pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(crate) struct OpenStore {
     pub(crate) engine: Arc<Engine>,
+    pub(crate) lookups: Lookups,
     pub(crate) writer: Arc<Writer>,
     pub(crate) merger: Arc<Merger>,
     pub(crate) scrubber: Scrubber,
@@ -90,7 +92,7 @@ impl OpenStore {
             device: engine.device.stats(),
             io_engine: geometry.engine,
             io_direct: geometry.direct,
-            index: engine.index_care.stats(),
+            index: engine.stored.care.stats(),
             log: engine.log.stats().view(),
             far: engine.far.as_ref().map(|far| {
                 let notes = engine.front.removal_notes.as_ref();

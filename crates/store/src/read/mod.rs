@@ -4,7 +4,6 @@ mod far_part;
 pub(crate) mod get;
 pub(crate) mod get_blocks;
 pub(crate) mod lease;
-pub(crate) mod locate;
 pub(crate) mod lookup;
 pub(crate) mod outcome;
 pub(crate) mod quarantine;

@@ -45,7 +45,7 @@ pub(crate) fn publish(
     let Appended { extent, pin } = appended;
     let (id, namespace, born) = (extent.id, extent.namespace, extent.born);
     let front = &engine.front;
-    engine.index_care.before_write(call, engine.clock.as_ref());
+    engine.stored.care.before_write(call, engine.clock.as_ref());
     let failed = front.failed_reads.among(namespace, &extent.hashes);
     let deadline = call.deadline;
     take_over(engine, &extent, &failed, deadline);
@@ -72,31 +72,23 @@ pub(crate) fn publish(
         engine.index.remove_extent(&extent, deadline);
         let wanted = |hash: &ChainHash| !removed.contains(hash);
         visible = engine.index.insert(extent, Use::written(round), &wanted, deadline);
-        front.dram.remove(namespace, &gone);
-        front.removal_feed.note(namespace, &gone);
+        front.dropper.note_dropped(namespace, &gone);
     }
     if visible == 0 {
         engine.log.forget(id);
     }
     drop(pin);
-    engine.index_care.after_write();
+    engine.stored.care.after_write();
     are_present || !gone.is_empty()
 }
 
 /// Removes blocks that a get failed to read from the extents that hold them, so that the new extent holds them.
 fn take_over(engine: &Engine, extent: &Extent, failed: &[ChainHash], deadline: Deadline) {
-    if failed.is_empty() || engine.index_care.is_stalled() {
+    if failed.is_empty() || engine.stored.care.is_stalled() {
         return;
     }
     for run in engine.index.resolve(extent.namespace, failed, Scope::Each, deadline) {
-        let blocks: Vec<u32> = (run.first_block..run.first_block + run.count).collect();
-        let removed = engine.index.remove_from_extent(&run.extent, &blocks, deadline);
-        for id in &removed.extents {
-            engine.log.forget(*id);
-        }
-        if removed.blocks > 0 {
-            let end = run.at + run.count as usize;
-            engine.front.removal_feed.note(extent.namespace, &failed[run.at..end]);
-        }
+        let hashes = &failed[run.at..run.at + run.count as usize];
+        engine.front.dropper.hand_over(&run, hashes, deadline);
     }
 }

@@ -23,7 +23,6 @@ use dalsegno_log::{Log, LogError, Removals};
 
 use crate::background::evict::make_space;
 use crate::background::space::SpaceLane;
-use crate::counters::add;
 use crate::engine::Engine;
 use crate::error::to_error;
 use crate::far::removal_notes::{Incomplete, OwnRemoval};
@@ -159,7 +158,7 @@ impl Remover<'_> {
         let (mut removed, mut in_index) = (0, Vec::new());
         for hashes in parts {
             if engine.limits.index == IndexChoice::Memory {
-                removed += take_out(engine, namespace, hashes);
+                removed += front.dropper.remove(namespace, hashes);
             } else {
                 in_index.push(front.hidden.hide(namespace, hashes));
             }
@@ -223,11 +222,11 @@ impl RemovalJob {
         let numbers: Vec<u64> = self.parts.iter().map(|part| part.number).collect();
         self.space.run_blocking(&Call::background(), move |engine| {
             for hiding in in_index {
-                let blocks = take_out(engine, hiding.namespace(), hiding.hashes());
+                let blocks = engine.front.dropper.remove(hiding.namespace(), hiding.hashes());
                 removed.fetch_add(blocks, Ordering::Relaxed);
             }
             // In an emptied index all blocks look dead to the next job of this lane. So writing stops first.
-            let numbers = if engine.index_care.is_emptied() { numbers } else { Vec::new() };
+            let numbers = if engine.stored.care.is_emptied() { numbers } else { Vec::new() };
             all(numbers.into_iter().map(|number| finish(engine, number)))
         })
     }
@@ -256,35 +255,8 @@ fn all(answers: impl Iterator<Item = Answer>) -> Answer {
 /// Makes an announced removal durable, unless that was done.
 fn finish(engine: &Engine, number: u64) -> std::result::Result<(), LogError> {
     let finished = engine.log.removals().finish(number);
-    engine.index_care.condemn_if_emptied();
+    engine.stored.care.condemn_if_emptied();
     finished
-}
-
-/// Removes blocks, or a namespace if there are none, from the index and from DRAM; returns how many were there.
-fn take_out(engine: &Engine, namespace: NamespaceId, hashes: &[ChainHash]) -> u64 {
-    let front = &engine.front;
-    let removed = if hashes.is_empty() {
-        let removed = engine.index.remove_namespace(namespace);
-        front.removals.note(namespace, hashes);
-        front.dram.remove_namespace(namespace);
-        if removed.blocks > 0 {
-            front.removal_feed.note_gap();
-        }
-        removed
-    } else {
-        let removed = engine.index.remove_blocks(namespace, hashes);
-        front.removals.note(namespace, hashes);
-        front.dram.remove(namespace, hashes);
-        if removed.blocks > 0 {
-            front.removal_feed.note(namespace, hashes);
-        }
-        removed
-    };
-    for id in &removed.extents {
-        engine.log.forget(*id);
-    }
-    add(&engine.counters.removed_blocks, removed.blocks);
-    removed.blocks
 }
 
 fn not_named() -> Error {
