@@ -21,6 +21,7 @@ mod far;
 mod far_work;
 mod jobs;
 mod lookup;
+mod namespaces;
 mod offline;
 mod open;
 mod read;
@@ -51,6 +52,7 @@ pub use error::{absolute, forked, no_thread};
 pub use far::stats::FarStats;
 pub use jobs::transfers::{Direction, MAX_CALLBACKS, Transfer, TransferLanes, TransferState};
 pub use lookup::locate::Located;
+pub use namespaces::registrar::RegisterOptions;
 pub use offline::far::{
     far_doctor, far_inspect, far_prune, far_survey, far_verify, is_far_location,
 };
@@ -66,7 +68,6 @@ pub use stats::Stats;
 pub use terms::{Cancel, Terms};
 pub use tuning::tuner::{DecisionRow, IndexStats};
 pub use write::put::{Put, PutOutcome, PutReport};
-pub use write::register::RegisterOptions;
 
 /// What tests and simulations use in addition: a store of their own parts, and the rules of its background work.
 pub mod testing {

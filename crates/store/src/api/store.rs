@@ -16,6 +16,7 @@ use crate::api::layer_writer::{LayerSpan, LayerWriter};
 use crate::api::removal_watch::RemovalWatch;
 use crate::jobs::transfers::{Direction, Transfer, TransferLanes};
 use crate::lookup::locate::Located;
+use crate::namespaces::registrar::RegisterOptions;
 use crate::open::assemble::{Parts, assemble, parts_of};
 use crate::read::get_blocks::{GetRequest, get};
 use crate::read::lease::{Lease, lease};
@@ -23,7 +24,6 @@ use crate::read::outcome::{GetReport, Outcome};
 use crate::stats::Stats;
 use crate::terms::Terms;
 use crate::write::put::{Put, PutOrigin, PutOutcome, PutReport};
-use crate::write::register::{RegisterOptions, register};
 
 /// A store of KV-cache blocks. Clones share it. It is closed when [`Store::close`] is called or the last clone is
 /// dropped.
@@ -137,14 +137,13 @@ impl Store {
     /// `Invalid` if its blocks do not fit into a segment or there are too many namespaces; `Closed`. With compression,
     /// `Unavailable` if the store could not be marked as one that may hold compressed extents.
     pub fn register(&self, namespace: &Namespace, options: RegisterOptions) -> Result<bool> {
-        let store = self.door.enter()?;
-        register(&store.engine, &store.records, namespace, options)
+        self.door.enter()?.registrar.register(namespace, options)
     }
 
     /// The known namespaces, by id: those with blocks when the store was opened, and those registered since. Fails with
     /// `Closed`.
     pub fn namespaces(&self) -> Result<Vec<Namespace>> {
-        Ok(self.door.enter()?.engine.namespaces.list())
+        Ok(self.door.enter()?.registrar.namespaces.list())
     }
 
     /// Puts consecutive blocks of a chain.

@@ -20,7 +20,7 @@ use crate::blocks::recent::RecentBlocks;
 use crate::counters::{Counters, add};
 use crate::device::Watched;
 use crate::lookup::locate::{Located, located};
-use crate::state::namespaces::NamespaceTable;
+use crate::namespaces::table::NamespaceTable;
 use crate::state::speeds::{BlockTier, TierSpeeds};
 
 /// How long a lookup may wait for files of the index. A working disk responds within some milliseconds. Blocks that are

@@ -40,6 +40,8 @@ use crate::far_work::follow::RemoveHere;
 use crate::far_work::lanes::{FarLanes, LocalStore};
 use crate::jobs::transfers::TransferLanes;
 use crate::lookup::lookups::Lookups;
+use crate::namespaces::registrar::Registrar;
+use crate::namespaces::table::NamespaceTable;
 use crate::open::directory::{DirectoryReader, lock_error, refuse_forked};
 use crate::open::far_location::{far_location, open_far};
 use crate::open::log_and_index::{LogAndIndex, LogSource};
@@ -47,7 +49,6 @@ use crate::open::open_store::OpenStore;
 use crate::state::arena::ArenaBacking;
 use crate::state::dram::Dram;
 use crate::state::hidden_blocks::HiddenBlocks;
-use crate::state::namespaces::NamespaceTable;
 use crate::state::recent_removals::RecentRemovals;
 use crate::state::removal_feed::RemovalFeed;
 use crate::terms::Terms;
@@ -309,7 +310,15 @@ fn start_helpers(
         counters: Arc::clone(&engine.counters),
         clock,
     };
-    let store = OpenStore { engine, lookups, writer, merger, scrubber, records, space, far };
+    let registrar = Registrar {
+        namespaces: Arc::clone(&engine.namespaces),
+        log: engine.log.clone(),
+        records: Arc::clone(&records),
+        limits: Arc::clone(&engine.limits),
+        clock: Arc::clone(&engine.clock),
+    };
+    let store =
+        OpenStore { engine, lookups, registrar, writer, merger, scrubber, records, space, far };
     Ok((store, transfers))
 }
 

@@ -14,6 +14,7 @@ use crate::engine::Engine;
 use crate::far::stats::FarStats;
 use crate::far_work::lanes::FarLanes;
 use crate::lookup::lookups::Lookups;
+use crate::namespaces::registrar::Registrar;
 use crate::stats::Stats;
 use crate::write::put::Writer;
 use crate::write::remove::{PublishRemovals, RemovalOrigin, Remover};
@@ -26,6 +27,7 @@ pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 pub(crate) struct OpenStore {
     pub(crate) engine: Arc<Engine>,
     pub(crate) lookups: Lookups,
+    pub(crate) registrar: Registrar,
     pub(crate) writer: Arc<Writer>,
     pub(crate) merger: Arc<Merger>,
     pub(crate) scrubber: Scrubber,

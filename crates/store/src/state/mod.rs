@@ -6,7 +6,6 @@ pub(crate) mod dram;
 pub(crate) mod failed_reads;
 pub(crate) mod gauge;
 pub(crate) mod hidden_blocks;
-pub(crate) mod namespaces;
 pub(crate) mod recent_removals;
 pub(crate) mod removal_feed;
 pub(crate) mod speeds;

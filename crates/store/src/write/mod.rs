@@ -1,9 +1,8 @@
-//! Storing blocks, removing them, and making namespaces known.
+//! Storing blocks, and removing them.
 
 pub(crate) mod group;
 pub(crate) mod pending;
 pub(crate) mod publish;
 pub(crate) mod put;
-pub(crate) mod register;
 pub(crate) mod remove;
 pub(crate) mod stretch;
