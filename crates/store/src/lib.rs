@@ -25,6 +25,7 @@ mod namespaces;
 mod offline;
 mod open;
 mod read;
+mod remove;
 mod sizes;
 mod state;
 mod stats;

@@ -311,7 +311,7 @@ impl Store {
         hashes: Option<&[ChainHash]>,
         terms: &Terms,
     ) -> Result<u64> {
-        self.door.enter()?.remover().remove(namespace, hashes, terms)
+        self.door.enter()?.remove(namespace, hashes, terms)
     }
 
     /// Starts to note the blocks that leave the store: evicted, quarantined or removed, in any namespace. At most

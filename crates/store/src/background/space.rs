@@ -6,7 +6,7 @@
 //! 2. A job that a call leaves behind is still done: the next call finds the space.
 //! 3. Jobs run one after the other, each to its end. The queue is bounded: a call that finds it full waits for a place,
 //!    within its terms.
-//! 4. Removals and namespaces are recorded in another lane (`write/remove.rs`). So the put of one tenant does not wait
+//! 4. Removals and namespaces are recorded in another lane (`remove/local.rs`). So the put of one tenant does not wait
 //!    for the sync of another tenant's removal. A job of that lane may wait for one of this lane, never the reverse.
 //! 5. An on-disk index removes blocks in this lane. So no job here takes blocks for dead because a removal had to empty
 //!    the index.

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use dalsegno_core::{ChainHash, Clock, Namespace, NamespaceId, Nanos, Result};
+use dalsegno_core::{ChainHash, Clock, Error, ErrorKind, Namespace, NamespaceId, Nanos, Result};
 use dalsegno_far::{Follower, KEEP_REMOVALS, Polled, Removal, RemovalId};
 use dalsegno_io::{Duty, NextStep, StopSignal};
 
@@ -20,15 +20,12 @@ use crate::engine::Engine;
 use crate::far::removal_notes::RemovalNotes;
 use crate::far::tier::FarTier;
 use crate::far_work::freshness::{Freshness, FreshnessTest};
+use crate::remove::remover::Remover;
 
 /// How often others' lists and catalogs are looked for.
 const POLL: Duration = Duration::from_secs(2);
 /// Applied removals that are remembered while not all at the location are.
 const MOST_DONE: usize = 65_536;
-
-/// Removes blocks from the store, or a namespace if there are none.
-pub(crate) type RemoveHere =
-    Arc<dyn Fn(NamespaceId, Option<&[ChainHash]>) -> Result<()> + Send + Sync>;
 
 /// Follows a location.
 pub(super) struct FollowDuty {
@@ -43,7 +40,7 @@ pub(super) struct RemovalsHere {
     far: Arc<FarTier>,
     notes: Arc<RemovalNotes>,
     engine: Weak<Engine>,
-    remove: RemoveHere,
+    remover: Weak<Remover>,
     /// Removals that are not applied yet.
     left: BTreeMap<RemovalId, (NamespaceId, Vec<ChainHash>)>,
     /// Removals that are, until all at the location are.
@@ -100,7 +97,7 @@ impl RemovalsHere {
         (far, notes): (&Arc<FarTier>, &Arc<RemovalNotes>),
         clock: &Arc<dyn Clock>,
         engine: Weak<Engine>,
-        remove: RemoveHere,
+        remover: Weak<Remover>,
     ) -> Self {
         let earlier = notes.polled_at();
         if earlier.is_none() {
@@ -110,7 +107,7 @@ impl RemovalsHere {
             far: Arc::clone(far),
             notes: Arc::clone(notes),
             engine,
-            remove,
+            remover,
             left: BTreeMap::new(),
             done: BTreeSet::new(),
             test: FreshnessTest::new(Arc::clone(clock), earlier),
@@ -159,7 +156,7 @@ impl RemovalsHere {
             return false;
         };
         let removed: Vec<Result<()>> =
-            namespaces.into_iter().map(|namespace| (self.remove)(namespace, None)).collect();
+            namespaces.into_iter().map(|namespace| self.remove(namespace, None)).collect();
         match removed.into_iter().collect::<Result<()>>() {
             Ok(()) => true,
             Err(error) => {
@@ -167,6 +164,12 @@ impl RemovalsHere {
                 false
             }
         }
+    }
+
+    /// Removes blocks here, or a whole namespace.
+    fn remove(&self, namespace: NamespaceId, hashes: Option<&[ChainHash]>) -> Result<()> {
+        let closed = || Error::new(ErrorKind::Closed, "the store is closed");
+        self.remover.upgrade().ok_or_else(closed)?.remove_noted(namespace, hashes)
     }
 
     fn add(&mut self, removals: Vec<Removal>) {
@@ -190,7 +193,7 @@ impl RemovalsHere {
         for (namespace, OfNamespace { ids, hashes, is_whole }) in by_namespace {
             let hashes: Vec<ChainHash> = hashes.into_iter().collect();
             let hashes = Some(hashes.as_slice()).filter(|_| !is_whole);
-            if let Err(error) = (self.remove)(namespace, hashes) {
+            if let Err(error) = self.remove(namespace, hashes) {
                 tracing::warn!(%error, "blocks that another store removed are still stored here");
                 continue;
             }
@@ -209,7 +212,7 @@ impl RemovalsHere {
     fn apply_own(&self) {
         for Removal { id, namespace, hashes } in self.notes.failed_here() {
             let hashes = Some(hashes.as_slice()).filter(|hashes| !hashes.is_empty());
-            match (self.remove)(namespace, hashes) {
+            match self.remove(namespace, hashes) {
                 Ok(()) => self.notes.note_applied(id),
                 Err(error) => tracing::warn!(%error, "removed blocks are still stored here"),
             }

@@ -25,12 +25,12 @@ use crate::error::no_thread;
 use crate::far::removal_notes::RemovalNotes;
 use crate::far::tier::{FarTier, OfferedExtent, add_to_pack};
 use crate::far_work::collect::CollectDuty;
-use crate::far_work::follow::{FollowDuty, RemovalsHere, RemoveHere};
+use crate::far_work::follow::{FollowDuty, RemovalsHere};
 use crate::far_work::prefetch::PrefetchDuty;
 use crate::far_work::promote::PromoteDuty;
 use crate::far_work::removal_duty::RemovalDuty;
+use crate::remove::remover::{PublishRemovals, Remover};
 use crate::write::put::Writer;
-use crate::write::remove::PublishRemovals;
 
 /// How often a sign of life is published.
 const BEAT: Duration = Duration::from_secs(60);
@@ -54,7 +54,7 @@ pub(crate) struct LocalStore {
     pub(crate) writer: Weak<Writer>,
     pub(crate) notes: Arc<RemovalNotes>,
     /// Removes blocks here that another store removed, or a namespace.
-    pub(crate) remove: RemoveHere,
+    pub(crate) remover: Weak<Remover>,
 }
 
 /// Work of the far tier that has a thread of its own.
@@ -111,10 +111,10 @@ impl FarLanes {
             Arc::clone(clock),
             far.writer,
         );
-        let LocalStore { notes, remove, .. } = &local;
+        let LocalStore { notes, remover, .. } = &local;
         follower.set_earlier(notes.stored_applied());
         far.use_applied(notes);
-        let removals = RemovalsHere::new((far, notes), clock, engine(), Arc::clone(remove));
+        let removals = RemovalsHere::new((far, notes), clock, engine(), Weak::clone(remover));
         let duty = FollowDuty::new(far, follower, removals);
         let follow =
             Periodic::start("dalsegno-far-poll", executor, duty, first).map_err(no_thread)?;

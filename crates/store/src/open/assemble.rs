@@ -7,7 +7,6 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use dalsegno_core::{
     ChainHash, Clock, Compression, Config, Error, ErrorKind, Limits, Namespace, NamespaceId,
@@ -36,7 +35,6 @@ use crate::engine::{Engine, Front};
 use crate::error::{absolute, no_thread, to_error, unavailable};
 use crate::far::removal_notes::RemovalNotes;
 use crate::far::tier::{FarParts, FarTier, staging_of, writer_id};
-use crate::far_work::follow::RemoveHere;
 use crate::far_work::lanes::{FarLanes, LocalStore};
 use crate::jobs::transfers::TransferLanes;
 use crate::lookup::lookups::Lookups;
@@ -46,19 +44,17 @@ use crate::open::directory::{DirectoryReader, lock_error, refuse_forked};
 use crate::open::far_location::{far_location, open_far};
 use crate::open::log_and_index::{LogAndIndex, LogSource};
 use crate::open::open_store::OpenStore;
+use crate::remove::local::LocalRemover;
+use crate::remove::remover::Remover;
 use crate::state::arena::ArenaBacking;
 use crate::state::dram::Dram;
 use crate::state::hidden_blocks::HiddenBlocks;
 use crate::state::recent_removals::RecentRemovals;
 use crate::state::removal_feed::RemovalFeed;
-use crate::terms::Terms;
 use crate::tuning::index_care::{IndexCare, IndexCareOptions};
 use crate::tuning::tuner::Tuner;
 use crate::write::put::Writer;
-use crate::write::remove::{RemovalOrigin, Remover};
 
-/// How long the removal of blocks may take that another store removed.
-const REMOVE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Files that a process has open in addition to segments: tables of an index, descriptors of the I/O engine, its own.
 const OTHER_FILES: u64 = 512;
 
@@ -288,15 +284,30 @@ fn start_helpers(
     let scrubber = Scrubber::start(scrubbing, Arc::clone(&engine), executor)?;
     let writer = Writer::new(Arc::clone(&engine), Arc::clone(&space), Arc::clone(&merger));
     let writer = Arc::new(writer);
-    let remove = remove_here(&engine, &space, &records);
+    let local = LocalRemover {
+        stored: Arc::clone(&engine.stored),
+        dropper: Arc::clone(&engine.front.dropper),
+        removals: Arc::clone(&engine.front.removals),
+        hidden: Arc::clone(&engine.front.hidden),
+        notes: engine.front.removal_notes.clone(),
+        space: Arc::clone(&space),
+        index: engine.limits.index,
+    };
+    let remover = Arc::new(Remover {
+        local: Arc::new(local),
+        records: Arc::clone(&records),
+        finder: Arc::clone(&engine.front.recent.finder),
+        limits: Arc::clone(&engine.limits),
+        clock: Arc::clone(&clock),
+    });
     if let Some(notes) = &engine.front.removal_notes {
-        resume_removals(&engine, notes, &remove);
+        resume_removals(&engine, notes, &remover);
     }
     let far = match (&engine.far, &engine.front.removal_notes) {
         (Some(far), Some(notes)) => {
             let notes = Arc::clone(notes);
             let (engine, writer) = (Arc::downgrade(&engine), Arc::downgrade(&writer));
-            let local = LocalStore { engine, writer, notes, remove };
+            let local = LocalStore { engine, writer, notes, remover: Arc::downgrade(&remover) };
             Some(FarLanes::start(far, &clock, (local, executor))?)
         }
         _ => None,
@@ -317,8 +328,18 @@ fn start_helpers(
         limits: Arc::clone(&engine.limits),
         clock: Arc::clone(&engine.clock),
     };
-    let store =
-        OpenStore { engine, lookups, registrar, writer, merger, scrubber, records, space, far };
+    let store = OpenStore {
+        engine,
+        lookups,
+        registrar,
+        writer,
+        remover,
+        merger,
+        scrubber,
+        records,
+        space,
+        far,
+    };
     Ok((store, transfers))
 }
 
@@ -329,29 +350,14 @@ fn random_name() -> Result<[u8; 8]> {
     })
 }
 
-/// Removes blocks from a store as long as it is open.
-fn remove_here(engine: &Arc<Engine>, space: &Arc<SpaceLane>, records: &Arc<JobLane>) -> RemoveHere {
-    let (engine, space) = (Arc::downgrade(engine), Arc::downgrade(space));
-    let records = Arc::downgrade(records);
-    Arc::new(move |namespace, hashes| {
-        let parts = (engine.upgrade(), space.upgrade(), records.upgrade());
-        let (Some(engine), Some(space), Some(records)) = parts else {
-            return Err(Error::new(ErrorKind::Closed, "the store is closed"));
-        };
-        let origin = RemovalOrigin::Noted;
-        let remover = Remover { engine: &engine, space: &space, records: &records, origin };
-        remover.remove(namespace, hashes, &Terms::within(REMOVE_TIMEOUT)).map(drop)
-    })
-}
-
 /// Goes on with the removals that the last open had begun: they are applied here, and not found at the far location.
-fn resume_removals(engine: &Engine, notes: &RemovalNotes, remove: &RemoveHere) {
+fn resume_removals(engine: &Engine, notes: &RemovalNotes, remover: &Remover) {
     for removal in notes.unpublished() {
         engine.far.iter().for_each(|far| far.remove(&removal));
     }
     for Removal { id, namespace, hashes } in notes.failed_here() {
         let hashes = Some(hashes.as_slice()).filter(|hashes| !hashes.is_empty());
-        match remove(namespace, hashes) {
+        match remover.remove_noted(namespace, hashes) {
             Ok(()) => notes.note_applied(id),
             Err(error) => tracing::warn!(%error, "removed blocks are still stored here"),
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use dalsegno_core::Deadline;
+use dalsegno_core::{ChainHash, Deadline, NamespaceId, Result};
 use dalsegno_io::{JobLane, Source};
 
 use crate::background::merger::Merger;
@@ -15,9 +15,10 @@ use crate::far::stats::FarStats;
 use crate::far_work::lanes::FarLanes;
 use crate::lookup::lookups::Lookups;
 use crate::namespaces::registrar::Registrar;
+use crate::remove::remover::{PublishRemovals, RemovalOrigin, Remover};
 use crate::stats::Stats;
+use crate::terms::Terms;
 use crate::write::put::Writer;
-use crate::write::remove::{PublishRemovals, RemovalOrigin, Remover};
 
 /// How long closing waits for transfers, calls and background work under way.
 pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -29,6 +30,7 @@ pub(crate) struct OpenStore {
     pub(crate) lookups: Lookups,
     pub(crate) registrar: Registrar,
     pub(crate) writer: Arc<Writer>,
+    pub(crate) remover: Arc<Remover>,
     pub(crate) merger: Arc<Merger>,
     pub(crate) scrubber: Scrubber,
     /// Records removals and namespaces. Closed before the space lane, because a removal asks for space.
@@ -38,14 +40,15 @@ pub(crate) struct OpenStore {
 }
 
 impl OpenStore {
-    /// The path of removals.
-    pub(crate) fn remover(&self) -> Remover<'_> {
-        Remover {
-            engine: &self.engine,
-            space: &self.space,
-            records: &self.records,
-            origin: RemovalOrigin::Caller(self.far.as_ref().map(|far| far as &dyn PublishRemovals)),
-        }
+    /// See [`Store::remove`](crate::Store::remove).
+    pub(crate) fn remove(
+        &self,
+        namespace: NamespaceId,
+        hashes: Option<&[ChainHash]>,
+        terms: &Terms,
+    ) -> Result<u64> {
+        let lanes = self.far.as_ref().map(|far| far as &dyn PublishRemovals);
+        self.remover.remove(RemovalOrigin::Caller(lanes), namespace, hashes, terms)
     }
 
     /// All counters and gauges.

@@ -1,8 +1,7 @@
-//! Storing blocks, and removing them.
+//! Storing blocks.
 
 pub(crate) mod group;
 pub(crate) mod pending;
 pub(crate) mod publish;
 pub(crate) mod put;
-pub(crate) mod remove;
 pub(crate) mod stretch;

@@ -1,0 +1,4 @@
+//! Removing blocks for good.
+
+pub(crate) mod local;
+pub(crate) mod remover;
