@@ -9,7 +9,6 @@
 #![forbid(unsafe_code)]
 
 mod api;
-mod background;
 mod block_key;
 mod blocks;
 
@@ -26,11 +25,13 @@ mod offline;
 mod open;
 mod read;
 mod remove;
+mod rewrite;
 mod sizes;
 mod state;
 mod stats;
 mod terms;
 mod tuning;
+mod upkeep;
 mod write;
 
 pub use api::layer_writer::{GatheredBlocks, LayerHost, LayerSpan, LayerWork, LayerWriter};
@@ -76,8 +77,8 @@ pub mod testing {
     pub use dalsegno_policy::merging::MergeRules;
 
     pub use crate::api::test_access::{HeldSpace, applied, hold_space, step_far};
-    pub use crate::background::scrubber::ScrubRules;
     pub use crate::far_work::lanes::FarStep;
     pub use crate::open::assemble::{Parts, Tiers};
     pub use crate::tuning::tuner::Tuner;
+    pub use crate::upkeep::scrubber::ScrubRules;
 }

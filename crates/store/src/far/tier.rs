@@ -272,7 +272,8 @@ impl FarTier {
     /// Copies an extent that is about to be evicted to a pack, if that can be done immediately.
     pub(crate) fn demote(
         &self,
-        (log, removals): (&Log, &RecentRemovals),
+        log: &Log,
+        removals: &RecentRemovals,
         extent: &Extent,
         mark: RemovalMark,
     ) {
@@ -282,7 +283,7 @@ impl FarTier {
         let publisher = self.publisher.try_lock_for(DEMOTE_WAIT);
         let added = publisher
             .filter(|_| self.may_fill())
-            .map(|mut publisher| add_to_pack(&mut publisher, (log, removals), extent, mark));
+            .map(|mut publisher| add_to_pack(&mut publisher, log, removals, extent, mark));
         if added != Some(Ok(())) {
             add(&self.counters.dropped_blocks, extent.hashes.len() as u64);
         }
@@ -412,7 +413,8 @@ impl FarTier {
 /// Copies an extent to a pack, unless it was evicted or blocks of it were removed.
 pub(crate) fn add_to_pack(
     publisher: &mut Publisher,
-    (log, removals): (&Log, &RecentRemovals),
+    log: &Log,
+    removals: &RecentRemovals,
     extent: &Extent,
     mark: RemovalMark,
 ) -> Result<(), Refused> {

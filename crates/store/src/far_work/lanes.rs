@@ -233,7 +233,7 @@ impl PublishDuty {
         let engine = self.engine.upgrade();
         let gone = Err(Refused::Unread(dalsegno_extent::Cause::Recycled));
         match engine.map_or(gone, |engine| {
-            add_to_pack(publisher, (&engine.log, &engine.front.removals), extent, *mark)
+            add_to_pack(publisher, &engine.log, &engine.front.removals, extent, *mark)
         }) {
             Ok(()) => Ok(Added::More),
             Err(Refused::Busy) => {

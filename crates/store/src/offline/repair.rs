@@ -13,16 +13,15 @@ use dalsegno_core::{Config, Durability, IndexChoice, Result, SpaceFacts};
 use dalsegno_extent::format::{namespace_of_file, segment_number};
 use dalsegno_index::index_number;
 use dalsegno_io::Device;
-use dalsegno_log::{LogError, SegmentState};
+use dalsegno_log::LogError;
 
 use crate::api::door::Door;
-use crate::background::relocate::{extents_in, live_of, move_all};
-use crate::background::rows::rows;
-use crate::engine::Engine;
+use crate::blocks::indexed_log::IndexedLog;
 use crate::error::{to_error, unavailable};
 use crate::offline::verify::{Finding, VerifyReport, verify};
 use crate::open::assemble::{assemble, parts_of};
 use crate::open::directory::DirectoryReader;
+use crate::open::open_store::OpenStore;
 
 /// No caller is in the store; this waits for its own background work.
 const PIN_TIMEOUT: Duration = Duration::from_secs(10);
@@ -57,7 +56,7 @@ pub fn repair(path: &Path, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<Repai
     let config = config_for(path, &before.findings)?;
     let (store, transfers) = assemble(parts_of(path, &config)?)?;
     let door = Door::new(store);
-    let repaired = rewrite_damaged(&door.enter()?.engine, &before.findings);
+    let repaired = rewrite_damaged(&*door.enter()?, &before.findings);
     // Everything has to be in the files before they are read.
     door.close(|deadline, clock| transfers.stop(deadline, clock));
     let (segments, dropped_blocks) = repaired?;
@@ -91,16 +90,18 @@ fn config_for(path: &Path, findings: &[Finding]) -> Result<Config> {
 }
 
 /// Handles the findings of a check; returns how many segments were rewritten and how many blocks were lost.
-fn rewrite_damaged(engine: &Engine, findings: &[Finding]) -> Result<(u64, u64)> {
+fn rewrite_damaged(store: &OpenStore, findings: &[Finding]) -> Result<(u64, u64)> {
     let files: BTreeSet<&str> = findings.iter().map(|finding| finding.file.as_str()).collect();
-    let blocks = engine.index.counts().1;
+    let reclaimer = &store.space.reclaimer;
+    let IndexedLog { log, index, .. } = reclaimer.stored.as_ref();
+    let blocks = index.counts().1;
     let mut segments = 0;
     for file in files {
         if let Some(number) = segment_number(file) {
-            match rewrite(engine, number) {
+            match reclaimer.rewrite(number, PIN_TIMEOUT) {
                 Ok(done) => {
                     segments += u64::from(done);
-                    engine.log.segment_list().write_off(number);
+                    log.segment_list().write_off(number);
                 }
                 Err(error @ (LogError::Poisoned | LogError::Io(_))) => {
                     return Err(to_error(error));
@@ -108,37 +109,11 @@ fn rewrite_damaged(engine: &Engine, findings: &[Finding]) -> Result<(u64, u64)> 
                 Err(error) => tracing::warn!(file, %error, "damaged file not repaired"),
             }
         } else if namespace_of_file(file).is_some()
-            && let Err(error) = engine.device.remove(file)
+            && let Err(error) = store.engine.device.remove(file)
             && !error.is_not_found()
         {
             tracing::warn!(file, %error, "damaged file not repaired");
         }
     }
-    Ok((segments, blocks.saturating_sub(engine.index.counts().1)))
-}
-
-/// Copies the good blocks of a segment to others, and recycles it. `false` if opening has already handled it.
-fn rewrite(engine: &Engine, number: u64) -> std::result::Result<bool, LogError> {
-    let state_of = || engine.log.segments().views().into_iter().find(|view| view.number == number);
-    if state_of().is_some_and(|view| view.state == SegmentState::Open) {
-        // Only this one can be open.
-        let _sealed = engine.log.segments().seal_open();
-    }
-    let Some(view) = state_of().filter(|view| view.state != SegmentState::Free) else {
-        return Ok(false);
-    };
-    let extents = extents_in(engine, number)?;
-    for row in rows(&live_of(engine, number, &extents)?, &engine.limits) {
-        move_all(engine, number, &row)?;
-    }
-    let drop_rest = || {
-        let dropper = &engine.front.dropper;
-        extents.iter().for_each(|extent| dropper.evict(extent));
-        dropper.evict_segment(view.number, view.epoch);
-    };
-    if engine.log.recycler().recycle(number, PIN_TIMEOUT, drop_rest)? {
-        Ok(true)
-    } else {
-        Err(LogError::Full)
-    }
+    Ok((segments, blocks.saturating_sub(index.counts().1)))
 }

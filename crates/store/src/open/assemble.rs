@@ -22,9 +22,6 @@ use dalsegno_io::{
 use dalsegno_log::Log;
 use dalsegno_policy::merging::MergeRules;
 
-use crate::background::merger::Merger;
-use crate::background::scrubber::{ScrubRules, Scrubber};
-use crate::background::space::{LANE_JOBS, SpaceLane};
 use crate::blocks::dropper::Dropper;
 use crate::blocks::finder::Finder;
 use crate::blocks::indexed_log::IndexedLog;
@@ -46,6 +43,10 @@ use crate::open::log_and_index::{LogAndIndex, LogSource};
 use crate::open::open_store::OpenStore;
 use crate::remove::local::LocalRemover;
 use crate::remove::remover::Remover;
+use crate::rewrite::merge_row::RowMerger;
+use crate::rewrite::reclaimer::Reclaimer;
+use crate::rewrite::relocate::Relocator;
+use crate::rewrite::space::{LANE_JOBS, SpaceLane};
 use crate::state::arena::ArenaBacking;
 use crate::state::dram::Dram;
 use crate::state::hidden_blocks::HiddenBlocks;
@@ -53,6 +54,8 @@ use crate::state::recent_removals::RecentRemovals;
 use crate::state::removal_feed::RemovalFeed;
 use crate::tuning::index_care::{IndexCare, IndexCareOptions};
 use crate::tuning::tuner::Tuner;
+use crate::upkeep::merger::Merger;
+use crate::upkeep::scrubber::{ScrubParts, ScrubRules, Scrubber};
 use crate::write::put::Writer;
 
 /// Files that a process has open in addition to segments: tables of an index, descriptors of the I/O engine, its own.
@@ -276,12 +279,42 @@ fn start_helpers(
     let (limits, clock) = (&engine.limits, Arc::clone(&engine.clock));
     let records = JobLane::start("dalsegno-record", executor, 1, LANE_JOBS);
     let records = Arc::new(records.map_err(no_thread)?);
-    let space = Arc::new(SpaceLane::start(Arc::clone(&engine), executor)?);
+    let namespaces = || Arc::clone(&engine.namespaces);
+    let (stored, dropper) = (|| Arc::clone(&engine.stored), || Arc::clone(&engine.front.dropper));
+    let (counters, reads) = (|| Arc::clone(&engine.counters), || Arc::clone(&engine.front.reads));
+    let reclaimer = Reclaimer {
+        stored: stored(),
+        relocator: Relocator { stored: stored(), namespaces: namespaces() },
+        dropper: dropper(),
+        removals: Arc::clone(&engine.front.removals),
+        far: engine.far.clone(),
+        counters: counters(),
+        limits: Arc::clone(&engine.limits),
+    };
+    let device = Arc::clone(&engine.device);
+    let space = SpaceLane::start(reclaimer, device, Arc::clone(&clock), executor)?;
+    let space = Arc::new(space);
     let (threads, queue) = (limits.transfer_threads, limits.transfer_queue);
     let transfers = TransferLanes::start(executor, threads, queue).map_err(no_thread)?;
-    let merger = Merger::start(merging, Arc::clone(&engine), Arc::clone(&space), executor)?;
+    let rows = RowMerger {
+        stored: stored(),
+        namespaces: namespaces(),
+        dropper: dropper(),
+        space: Arc::clone(&space),
+        reads: reads(),
+        counters: counters(),
+    };
+    let merger = Merger::start(merging, rows, limits, Arc::clone(&clock), executor)?;
     let merger = Arc::new(merger);
-    let scrubber = Scrubber::start(scrubbing, Arc::clone(&engine), executor)?;
+    let parts = ScrubParts {
+        stored: stored(),
+        dropper: dropper(),
+        device: Arc::clone(&engine.device),
+        reads: reads(),
+        counters: counters(),
+        clock: Arc::clone(&clock),
+    };
+    let scrubber = Scrubber::start(scrubbing, parts, limits.scrub_bytes_per_s, executor)?;
     let writer = Writer::new(Arc::clone(&engine), Arc::clone(&space), Arc::clone(&merger));
     let writer = Arc::new(writer);
     let local = LocalRemover {

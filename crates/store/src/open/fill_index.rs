@@ -15,8 +15,8 @@ use dalsegno_log::{Log, Recovered, Removal, SegmentFault};
 use dalsegno_policy::recency::Use;
 use dalsegno_policy::succession::{Age, Newcomer, Origin, Ruling, ruling};
 
-use crate::background::copy::read_blocks;
 use crate::counters::{Counters, add};
+use crate::rewrite::copy::read_blocks;
 
 /// Counts and logs the damage that was found at open.
 pub(crate) fn report_faults(counters: &Counters, faults: &[SegmentFault]) {

@@ -7,17 +7,17 @@ use std::time::Duration;
 use dalsegno_core::{ChainHash, Deadline, NamespaceId, Result};
 use dalsegno_io::{JobLane, Source};
 
-use crate::background::merger::Merger;
-use crate::background::scrubber::Scrubber;
-use crate::background::space::SpaceLane;
 use crate::engine::Engine;
 use crate::far::stats::FarStats;
 use crate::far_work::lanes::FarLanes;
 use crate::lookup::lookups::Lookups;
 use crate::namespaces::registrar::Registrar;
 use crate::remove::remover::{PublishRemovals, RemovalOrigin, Remover};
+use crate::rewrite::space::SpaceLane;
 use crate::stats::Stats;
 use crate::terms::Terms;
+use crate::upkeep::merger::Merger;
+use crate::upkeep::scrubber::Scrubber;
 use crate::write::put::Writer;
 
 /// How long closing waits for transfers, calls and background work under way.

@@ -5,7 +5,7 @@
 //! 2. An on-disk index may have to wait for the device. So the space lane removes the blocks from it, and lookups
 //!    skip them until then.
 //! 3. A job makes a removal durable: it writes and syncs the tombstones. It runs in the lane of records, so that a slow
-//!    sync does not delay a put that needs space (`background/space.rs`).
+//!    sync does not delay a put that needs space (`rewrite/space.rs`).
 //! 4. A job holds the log while it is queued or runs, and with it the directory.
 
 use std::sync::Arc;
@@ -15,12 +15,11 @@ use dalsegno_core::{ChainHash, IndexChoice, NamespaceId};
 use dalsegno_io::Call;
 use dalsegno_log::{Log, Removals};
 
-use crate::background::evict::make_space;
-use crate::background::space::SpaceLane;
 use crate::blocks::dropper::Dropper;
 use crate::blocks::indexed_log::IndexedLog;
 use crate::far::removal_notes::{OwnRemoval, RemovalNotes};
 use crate::jobs::calls::Answer;
+use crate::rewrite::space::SpaceLane;
 use crate::state::hidden_blocks::{HiddenBlocks, HidingRemoval};
 use crate::state::recent_removals::RecentRemovals;
 
@@ -139,9 +138,9 @@ impl RemovalJob {
     fn write_tombstones(&self) -> Answer {
         all(self.parts.iter().map(|part| {
             let bytes = part.bytes;
-            self.local.space.run_blocking(&Call::background(), move |engine| {
+            self.local.space.run_blocking(&Call::background(), move |reclaimer| {
                 // A removal continues without: it may use the reserve.
-                if let Err(error) = make_space(engine, bytes) {
+                if let Err(error) = reclaimer.make_space(bytes) {
                     tracing::debug!(%error, "no space freed for a removal");
                 }
                 Ok(())

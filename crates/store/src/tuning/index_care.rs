@@ -51,6 +51,7 @@ struct MaintainedIndex {
     changed: Condvar,
     /// What the index may take of the disk.
     index_bytes: u64,
+    clock: Arc<dyn Clock>,
 }
 
 #[derive(Debug, Default)]
@@ -88,13 +89,13 @@ impl IndexCare {
         let IndexCareOptions { clock, bytes_per_s, index_bytes, executor } = options;
         let (tuner, progress) = (Mutex::new(tuner), Mutex::default());
         let changed = Condvar::new();
-        let index = MaintainedIndex { lsm, log, tuner, progress, changed, index_bytes };
+        let index = MaintainedIndex { lsm, log, tuner, progress, changed, index_bytes, clock };
         let index = Arc::new(index);
         index.reserve_space();
         if executor == Executor::Threads {
             let bucket = (bytes_per_s > 0).then(|| Mutex::new(Bucket::new(bytes_per_s)));
             let of = Arc::downgrade(&index);
-            index.lsm.set_pace(Arc::new(CompactionPace { of, clock, bucket }));
+            index.lsm.set_pace(Arc::new(CompactionPace { of, bucket }));
         }
         let (duty, first) = (IndexDuty(Arc::clone(&index)), NextStep::After(PERIOD));
         let helper = Periodic::start("dalsegno-index", executor, duty, first).map_err(no_thread)?;
@@ -109,7 +110,7 @@ impl IndexCare {
 
     /// To be called before something is inserted: waits until the index accepts it, but not for long, and not when the
     /// call is over.
-    pub(crate) fn before_write(&self, call: &Call, clock: &dyn Clock) {
+    pub(crate) fn before_write(&self, call: &Call) {
         let Some(Maintenance { index, helper }) = self.0.as_ref().filter(|care| care.is_stalled())
         else {
             return;
@@ -117,6 +118,7 @@ impl IndexCare {
         if helper.is_inline() {
             return helper.step_inline();
         }
+        let clock = index.clock.as_ref();
         let call = call.clone().until(call.at_most(WRITE_TIMEOUT, clock));
         let mut progress = index.progress.lock();
         // If the index cannot free memory, waiting is for nothing.
@@ -228,7 +230,6 @@ impl Duty for IndexDuty {
 #[derive(Debug)]
 struct CompactionPace {
     of: Weak<MaintainedIndex>,
-    clock: Arc<dyn Clock>,
     /// None where compaction may write at any rate.
     bucket: Option<Mutex<Bucket>>,
 }
@@ -244,11 +245,11 @@ impl Pace for CompactionPace {
         while !progress.is_stopped
             && !index.lsm.is_stalled()
             && !index.lsm.is_urgent()
-            && let Some(wait) = bucket.wait(self.clock.now()).filter(|wait| !wait.is_zero())
+            && let Some(wait) = bucket.wait(index.clock.now()).filter(|wait| !wait.is_zero())
         {
             index.changed.wait_for(&mut progress, wait.min(PAUSE));
         }
-        bucket.spend(bytes, self.clock.now());
+        bucket.spend(bytes, index.clock.now());
     }
 }
 

@@ -8,12 +8,12 @@ use dalsegno_index::Placement;
 use dalsegno_io::{Call, Memory};
 use dalsegno_log::{Append, LogError, Payload};
 
-use crate::background::merger::Merger;
-use crate::background::space::SpaceLane;
 use crate::engine::Engine;
 use crate::error::to_error;
+use crate::rewrite::space::SpaceLane;
 use crate::state::arena::PlacedBlock;
 use crate::state::recent_removals::RemovalMark;
+use crate::upkeep::merger::Merger;
 use crate::write::publish::{new_extent, publish};
 
 /// The blocks of an extent.

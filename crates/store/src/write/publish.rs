@@ -7,9 +7,9 @@ use dalsegno_io::Call;
 use dalsegno_log::Appended;
 use dalsegno_policy::recency::Use;
 
-use crate::background::merger::Merger;
 use crate::engine::Engine;
 use crate::state::recent_removals::RemovalMark;
+use crate::upkeep::merger::Merger;
 
 /// Gives an extent its place in the order of the index.
 pub(crate) fn new_extent(
@@ -45,7 +45,7 @@ pub(crate) fn publish(
     let Appended { extent, pin } = appended;
     let (id, namespace, born) = (extent.id, extent.namespace, extent.born);
     let front = &engine.front;
-    engine.stored.care.before_write(call, engine.clock.as_ref());
+    engine.stored.care.before_write(call);
     let failed = front.failed_reads.among(namespace, &extent.hashes);
     let deadline = call.deadline;
     take_over(engine, &extent, &failed, deadline);
@@ -59,7 +59,7 @@ pub(crate) fn publish(
     if visible > 0 {
         front.failed_reads.forget(namespace, &failed);
     }
-    merger.note(engine, &extent);
+    merger.note(&extent);
     // A removal is announced before it reads the index. So either it found these blocks there, or it is seen here.
     // Otherwise they would stay visible until the next open, and be gone then.
     let mut removed = engine.log.removals().removed_since(namespace, born, &extent.hashes);

@@ -13,15 +13,15 @@ use dalsegno_io::{Call, Memory, Operation};
 use dalsegno_policy::AdmissionFilter;
 use parking_lot::Mutex;
 
-use crate::background::merger::Merger;
-use crate::background::space::SpaceLane;
 use crate::counters::add;
 use crate::engine::Engine;
 use crate::error::to_error;
+use crate::rewrite::space::SpaceLane;
 use crate::sizes::check_blocks;
 use crate::state::arena::PlacedBlock;
 use crate::state::recent_removals::RemovalMark;
 use crate::terms::Terms;
+use crate::upkeep::merger::Merger;
 use crate::write::group::{Group, GroupBlocks};
 use crate::write::pending::{Claim, Pending};
 use crate::write::stretch::{Stretch, stretches};

@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use dalsegno_core::Extent;
+use dalsegno_core::{Compression, Extent};
 use dalsegno_extent::{BlockOutcome, BlockTarget, Cause, CompressedExtent, ExtentRead, NewExtent};
 use dalsegno_index::Unread;
 use dalsegno_io::{Call, Memory, lend};
 use dalsegno_log::{Log, LogError};
 
-use crate::background::rows::Spot;
-use crate::engine::Engine;
+use crate::blocks::indexed_log::IndexedLog;
+use crate::rewrite::rows::Spot;
 
 /// Bytes of blocks that are read in one piece.
 const READ_BYTES: usize = 2 << 20;
@@ -40,17 +40,17 @@ pub(crate) fn blocks_at_once(block_bytes: usize) -> usize {
     (READ_BYTES / block_bytes).max(1)
 }
 
-/// Compresses an extent that is written again, if its namespace asks for that now, whatever it was before. Only the
-/// thread that frees space and the one that merges call this.
-pub(crate) fn compress_again(
-    engine: &Engine,
+/// Compresses an extent that is written again as its namespace asks now, whatever it was before. Only the thread that
+/// frees space and the one that merges call this.
+pub(super) fn compress_again(
+    log: &Log,
+    compression: Compression,
     extent: &NewExtent,
     blocks: &[Vec<Memory>],
 ) -> Result<Option<CompressedExtent>, LogError> {
-    let compression = engine.namespaces.compression(extent.namespace);
-    let budget = engine.log.compressor().own_budget();
+    let budget = log.compressor().own_budget();
     let call = Call::background();
-    Ok(engine.log.compressor().compress(extent, blocks, compression, budget, &call)?)
+    Ok(log.compressor().compress(extent, blocks, compression, budget, &call)?)
 }
 
 /// The blocks of a row of extents that the index finds there and that no removal has announced.
@@ -58,12 +58,12 @@ pub(crate) fn compress_again(
 /// # Errors
 ///
 /// If the index cannot be read.
-pub(crate) fn visible_blocks(engine: &Engine, row: &[&Extent]) -> Result<Vec<Spot>, Unread> {
+pub(crate) fn visible_blocks(stored: &IndexedLog, row: &[&Extent]) -> Result<Vec<Spot>, Unread> {
     let mut spots = Vec::new();
     for (at, extent) in row.iter().enumerate() {
-        let live = engine.index.live_blocks(extent)?;
+        let live = stored.index.live_blocks(extent)?;
         let (born, hashes) = (extent.born, &extent.hashes);
-        let removed = engine.log.removals().removed_since(extent.namespace, born, hashes);
+        let removed = stored.log.removals().removed_since(extent.namespace, born, hashes);
         let blocks = (0_u32..).zip(extent.hashes.iter().zip(live));
         let visible = blocks.filter(|(_, (hash, live))| *live && !removed.contains(hash));
         spots.extend(visible.map(|(block, _)| (at, block)));

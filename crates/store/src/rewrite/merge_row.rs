@@ -18,16 +18,17 @@ use dalsegno_io::{Call, IoError, Memory, StopSignal, lend};
 use dalsegno_log::{Append, Appended, LogError, Payload, SpaceUse};
 use dalsegno_policy::merging::{Due, MergeRules, Piece, choose, fresh_and_moved};
 
-use crate::background::copy::{
+use crate::blocks::dropper::Dropper;
+use crate::blocks::indexed_log::IndexedLog;
+use crate::counters::{Counters, MergeCounters, add};
+use crate::namespaces::table::NamespaceTable;
+use crate::rewrite::copy::{
     RowBuffer, blocks_at_once, compress_again, read_blocks, visible_blocks,
 };
-use crate::background::evict::{RECLAIM_ATTEMPTS, recycle_dead_segments};
-use crate::background::merge_board::Merged;
-use crate::background::rows::{Spot, follows, most_blocks, part_of};
-use crate::background::space::SpaceLane;
-use crate::counters::{MergeCounters, add};
-use crate::engine::Engine;
-use crate::read::quarantine::quarantine;
+use crate::rewrite::reclaimer::{RECLAIM_ATTEMPTS, Reclaimer};
+use crate::rewrite::rows::{Spot, follows, most_blocks, part_of};
+use crate::rewrite::space::SpaceLane;
+use crate::state::gauge::ReadGauge;
 
 /// Most extents of a lineage that are looked at.
 const MOST_EXTENTS: usize = 1024;
@@ -81,10 +82,31 @@ impl Skip {
     }
 }
 
-/// One merge, and what it uses.
+/// What merges use.
+#[derive(Debug)]
+pub(crate) struct RowMerger {
+    pub(crate) stored: Arc<IndexedLog>,
+    /// How extents are stored from now on.
+    pub(crate) namespaces: Arc<NamespaceTable>,
+    pub(crate) dropper: Arc<Dropper>,
+    pub(crate) space: Arc<SpaceLane>,
+    /// Reads in progress.
+    pub(crate) reads: Arc<ReadGauge>,
+    pub(crate) counters: Arc<Counters>,
+}
+
+/// The bytes that one merge wrote.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Merged {
+    /// Of extents that puts wrote.
+    pub(crate) fresh_bytes: u64,
+    /// Of extents that were merged or moved before.
+    pub(crate) moved_bytes: u64,
+}
+
+/// Merges of one lineage.
 pub(crate) struct Merge<'a> {
-    pub(crate) engine: &'a Engine,
-    pub(crate) space: &'a SpaceLane,
+    pub(crate) merger: &'a RowMerger,
     pub(crate) rules: &'a MergeRules,
     /// Says whether the store is being closed.
     pub(crate) stop: &'a StopSignal,
@@ -100,7 +122,7 @@ impl Merge<'_> {
     ) -> Result<Option<Merged>, Skip> {
         let extents = self.lineage(due);
         let Some(first) = extents.first() else { return Ok(None) };
-        self.engine.log.check_writable()?;
+        self.merger.stored.log.check_writable()?;
         let pieces = self.pieces(&extents);
         let bounds = (most_blocks(first.layout.layers()), spare_bytes);
         let Some(run) = choose(&pieces, due.is_quiet, self.rules, bounds) else {
@@ -109,7 +131,7 @@ impl Merge<'_> {
         let (fresh_bytes, moved_bytes) = fresh_and_moved(&pieces[run.clone()]);
         let row: Vec<&Extent> = extents[run].iter().map(Arc::as_ref).collect();
         self.merge_row(&row, buffer)?;
-        let counters = &self.engine.counters.merging;
+        let counters = &self.merger.counters.merging;
         add(&counters.merges, 1);
         add(&counters.extents, row.len() as u64);
         add(&counters.bytes, fresh_bytes + moved_bytes);
@@ -124,7 +146,7 @@ impl Merge<'_> {
         // Only a few more than there should be: behind them come other lineages.
         let page = due.extents.clamp(8, MOST_EXTENTS) + 8;
         while extents.len() < MOST_EXTENTS {
-            let found = self.engine.index.scan((namespace, lineage, from), page);
+            let found = self.merger.stored.index.scan((namespace, lineage, from), page);
             let is_last = found.len() < page;
             let count = extents.len();
             let is_ours = |extent: &Arc<Extent>| is_of(extent, due.lineage);
@@ -144,7 +166,12 @@ impl Merge<'_> {
             let bytes = u64::from(extent.block_count()) * extent.layout.block_bytes();
             // An extent that is too large is not merged, however many of its blocks are visible.
             let is_whole = self.rules.is_small(bytes)
-                && self.engine.index.live_blocks(extent).is_ok_and(|live| !live.contains(&false));
+                && self
+                    .merger
+                    .stored
+                    .index
+                    .live_blocks(extent)
+                    .is_ok_and(|live| !live.contains(&false));
             pieces.push(Piece {
                 blocks: extent.block_count(),
                 bytes,
@@ -163,16 +190,18 @@ impl Merge<'_> {
         let block_bytes = usize::try_from(new.layout.block_bytes()).expect("64-bit addresses");
         let bytes = buffer.of(all.len() * block_bytes);
         self.read_row(row, &all, bytes)?;
+        let RowMerger { stored, namespaces, .. } = self.merger;
+        let compression = namespaces.compression(new.namespace);
         let call = Call::background();
         let appended = lend(|lender| {
             let blocks = bytes.chunks_exact(block_bytes).map(|block| vec![lender.shared(block)]);
             let blocks: Vec<Vec<Memory>> = blocks.collect();
-            let compressed = compress_again(self.engine, &new, &blocks)?;
+            let compressed = compress_again(&stored.log, compression, &new, &blocks)?;
             let payload = compressed.map_or(Payload::Plain(blocks), Payload::Compressed);
-            let writer = self.engine.log.writer();
+            let writer = stored.log.writer();
             let born = new.born.expect("merged blocks were put before");
             let place = writer.reserve(payload.total_bytes(&new), SpaceUse::Merge { born })?;
-            if visible_blocks(self.engine, row)? != all {
+            if visible_blocks(stored, row)? != all {
                 writer.give_up(&place);
                 return Err(Skip::Changed);
             }
@@ -191,12 +220,13 @@ impl Merge<'_> {
         let parts = all.chunks(at_once).zip(bytes.chunks_mut(at_once * block_bytes));
         for (spots, bytes) in parts {
             self.yield_to_reads()?;
-            let outcomes = read_blocks(&self.engine.log, row, spots, bytes);
+            let outcomes = read_blocks(&self.merger.stored.log, row, spots, bytes);
             for (spot, outcome) in spots.iter().zip(outcomes) {
                 match outcome {
                     Ok(()) => {}
                     Err(cause) if cause.is_damage() => {
-                        quarantine(self.engine, row[spot.0], &[(spot.1, cause)], Deadline::Never);
+                        let damaged = [(spot.1, cause)];
+                        self.merger.dropper.quarantine(row[spot.0], &damaged, Deadline::Never);
                         return Err(Skip::Damaged);
                     }
                     Err(Cause::Recycled) => return Err(Skip::Changed),
@@ -209,27 +239,28 @@ impl Merge<'_> {
 
     /// Lets the index refer to the new extent where it still refers to the old ones.
     fn refer_to(&self, row: &[&Extent], appended: Appended, call: &Call) {
-        let engine = self.engine;
+        let IndexedLog { log, index, care } = self.merger.stored.as_ref();
         let Appended { extent, pin } = appended;
-        engine.stored.care.before_write(call, engine.clock.as_ref());
+        care.before_write(call);
         // The old references stay if the index cannot read them.
-        let moved = engine.index.replace(row, vec![extent.clone()]).unwrap_or_default();
+        let moved = index.replace(row, vec![extent.clone()]).unwrap_or_default();
         if moved == 0 {
-            engine.log.forget(extent.id);
+            log.forget(extent.id);
         }
         for old in row {
-            engine.log.forget(old.id);
+            log.forget(old.id);
         }
         drop(pin);
-        engine.stored.care.after_write();
+        care.after_write();
     }
 
     /// Yields to reads, within bounds; fails if the store is being closed.
     fn yield_to_reads(&self) -> Result<(), Skip> {
-        if self.engine.front.reads.is_busy() {
-            add(&self.engine.counters.merging.deferrals, 1);
+        let RowMerger { reads, counters, .. } = self.merger;
+        if reads.is_busy() {
+            add(&counters.merging.deferrals, 1);
         }
-        if self.engine.front.reads.yield_to_reads(|| self.stop.is_set()) {
+        if reads.yield_to_reads(|| self.stop.is_set()) {
             Ok(())
         } else {
             Err(LogError::Io(IoError::Closed).into())
@@ -238,18 +269,14 @@ impl Merge<'_> {
 
     /// Makes sure that there is space for `bytes`, without evicting anything.
     fn find_space(&self, bytes: u64) -> Result<(), Skip> {
-        let log = &self.engine.log;
+        let RowMerger { stored, space, .. } = self.merger;
+        let log = &stored.log;
         if log.segments().has_space_now(bytes) {
             return Ok(());
         }
         for _ in 0..RECLAIM_ATTEMPTS {
-            self.space.run_blocking(&Call::background(), move |engine| {
-                if engine.log.segments().prepare(bytes)? {
-                    return Ok(());
-                }
-                recycle_dead_segments(engine)?;
-                if engine.log.segments().prepare(bytes)? { Ok(()) } else { Err(LogError::Full) }
-            })?;
+            let make_space = move |reclaimer: &Reclaimer| reclaimer.make_dead_space(bytes);
+            space.run_blocking(&Call::background(), make_space)?;
             // A put may have taken the space.
             if log.segments().has_space_now(bytes) {
                 return Ok(());

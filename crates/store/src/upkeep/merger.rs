@@ -1,4 +1,4 @@
-//! The helper that merges small extents. One merge is in `merge_row.rs`.
+//! The helper that merges small extents. One merge is in `rewrite/merge_row.rs`.
 //!
 //! 1. No caller waits for it. It yields to reads, within bounds, and writes no more a second than the setting
 //!    `merge_rate` allows.
@@ -7,16 +7,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{Extent, Result};
+use dalsegno_core::{Clock, Extent, IndexChoice, Limits, Result};
 use dalsegno_io::{Duty, Executor, NextStep, Periodic, StopSignal};
 use dalsegno_policy::merging::{Due, MergeRules};
 
-use crate::background::copy::RowBuffer;
-use crate::background::merge_board::{Budget, MergeBoard, MergeTask, PERIOD};
-use crate::background::merge_row::Merge;
-use crate::background::space::SpaceLane;
-use crate::engine::Engine;
 use crate::error::no_thread;
+use crate::rewrite::copy::RowBuffer;
+use crate::rewrite::merge_row::{Merge, RowMerger};
+use crate::upkeep::merge_board::{Budget, MergeBoard, MergeTask, PERIOD};
 
 /// Merges small extents.
 #[derive(Debug)]
@@ -28,14 +26,16 @@ pub(crate) struct Merger {
 #[derive(Debug)]
 struct RunningMerger {
     board: Arc<MergeBoard>,
+    clock: Arc<dyn Clock>,
     helper: Periodic<MergeDuty>,
 }
 
 #[derive(Debug)]
 struct MergeDuty {
-    engine: Arc<Engine>,
-    space: Arc<SpaceLane>,
+    merger: RowMerger,
     board: Arc<MergeBoard>,
+    clock: Arc<dyn Clock>,
+    index: IndexChoice,
     buffer: RowBuffer,
     executor: Executor,
 }
@@ -43,24 +43,31 @@ struct MergeDuty {
 impl Merger {
     pub(crate) fn start(
         rules: MergeRules,
-        engine: Arc<Engine>,
-        space: Arc<SpaceLane>,
+        merger: RowMerger,
+        limits: &Limits,
+        clock: Arc<dyn Clock>,
         executor: Executor,
     ) -> Result<Self> {
-        let Some(board) = MergeBoard::new(rules, &engine.limits).map(Arc::new) else {
+        let Some(board) = MergeBoard::new(rules, limits).map(Arc::new) else {
             return Ok(Self { running: None });
         };
-        let (buffer, of_duty) = (RowBuffer::default(), Arc::clone(&board));
-        let duty = MergeDuty { engine, space, board: of_duty, buffer, executor };
+        let duty = MergeDuty {
+            merger,
+            board: Arc::clone(&board),
+            clock: Arc::clone(&clock),
+            index: limits.index,
+            buffer: RowBuffer::default(),
+            executor,
+        };
         let first = NextStep::After(Duration::ZERO);
         let helper = Periodic::start("dalsegno-merge", executor, duty, first).map_err(no_thread)?;
-        Ok(Self { running: Some(RunningMerger { board, helper }) })
+        Ok(Self { running: Some(RunningMerger { board, clock, helper }) })
     }
 
     /// To be called when an extent became visible: it may be worth merging.
-    pub(crate) fn note(&self, engine: &Engine, extent: &Extent) {
-        let Some(RunningMerger { board, helper }) = &self.running else { return };
-        if board.note(extent, engine.clock.now()) {
+    pub(crate) fn note(&self, extent: &Extent) {
+        let Some(RunningMerger { board, clock, helper }) = &self.running else { return };
+        if board.note(extent, clock.now()) {
             helper.wake();
         }
     }
@@ -88,8 +95,7 @@ impl Merger {
 
 impl Duty for MergeDuty {
     fn step(&mut self, stop: &StopSignal) -> NextStep {
-        let engine = &self.engine;
-        match self.board.next_task(engine.clock.now(), engine.limits.segment_bytes) {
+        match self.board.next_task(self.clock.now()) {
             MergeTask::Stop => return NextStep::Never,
             MergeTask::Wait(wait) => {
                 if wait >= PERIOD {
@@ -98,12 +104,14 @@ impl Duty for MergeDuty {
                 return NextStep::After(wait);
             }
             MergeTask::Merge(due) => self.merge_lineage(&due, stop),
-            MergeTask::Recycle => self.space.recycle_dead(),
+            MergeTask::Recycle => self.merger.space.recycle_dead(),
             MergeTask::Walk => {
                 let most_extents = self.board.rules().most_extents;
                 let small = |extent: &Extent| self.board.small(extent);
-                let (walk, found) = self.board.walk().step(engine, most_extents, small);
-                self.board.walked(walk, found, engine.clock.now());
+                let index = self.merger.stored.index.as_ref();
+                let walk = self.board.walk();
+                let (walk, found) = walk.step(index, self.index, most_extents, small);
+                self.board.walked(walk, found, self.clock.now());
             }
         }
         NextStep::After(Duration::ZERO)
@@ -113,21 +121,21 @@ impl Duty for MergeDuty {
 impl MergeDuty {
     /// Merges the extents of a lineage that are due, as far as the rate allows.
     fn merge_lineage(&mut self, due: &Due, stop: &StopSignal) {
-        let (engine, rules) = (&self.engine, self.board.rules());
+        let (merger, rules) = (&self.merger, self.board.rules());
         loop {
             let spare_bytes = self.board.spare_bytes();
-            let merge = Merge { engine, space: &self.space, rules, stop };
+            let merge = Merge { merger, rules, stop };
             match merge.next_of(due, spare_bytes, &mut self.buffer) {
                 Ok(Some(merged)) => {
-                    let budget = self.board.merged(merged, engine.clock.now());
+                    let budget = self.board.merged(merged, self.clock.now());
                     if budget == Budget::Spent || self.executor == Executor::Inline {
                         return self.board.put_back(due);
                     }
                 }
                 Ok(None) => return,
                 Err(skip) => {
-                    skip.count(&engine.counters.merging);
-                    return self.board.failed(due, skip.is_of_the_store(), engine.clock.now());
+                    skip.count(&merger.counters.merging);
+                    return self.board.failed(due, skip.is_of_the_store(), self.clock.now());
                 }
             }
         }

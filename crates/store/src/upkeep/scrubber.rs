@@ -12,15 +12,17 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{ChainHash, Deadline, Extent, NamespaceId, Nanos, Result};
+use dalsegno_core::{ChainHash, Clock, Deadline, Extent, NamespaceId, Nanos, Result};
 use dalsegno_io::{Duty, Executor, NextStep, Periodic, StopSignal};
 use dalsegno_policy::merging::Bucket;
 
-use crate::background::copy::{RowBuffer, blocks_at_once, damaged_of, read_blocks, visible_blocks};
-use crate::counters::add;
-use crate::engine::Engine;
+use crate::blocks::dropper::Dropper;
+use crate::blocks::indexed_log::IndexedLog;
+use crate::counters::{Counters, add};
+use crate::device::Watched;
 use crate::error::no_thread;
-use crate::read::quarantine::quarantine;
+use crate::rewrite::copy::{RowBuffer, blocks_at_once, damaged_of, read_blocks, visible_blocks};
+use crate::state::gauge::ReadGauge;
 
 /// Extents that are requested from the index at a time.
 const STEP: usize = 64;
@@ -42,6 +44,18 @@ impl Default for ScrubRules {
     }
 }
 
+/// What scrubbing uses.
+#[derive(Debug)]
+pub(crate) struct ScrubParts {
+    pub(crate) stored: Arc<IndexedLog>,
+    pub(crate) dropper: Arc<Dropper>,
+    pub(crate) device: Arc<Watched>,
+    /// Reads in progress.
+    pub(crate) reads: Arc<ReadGauge>,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) clock: Arc<dyn Clock>,
+}
+
 /// Scrubs what is stored.
 #[derive(Debug)]
 pub(crate) struct Scrubber {
@@ -55,7 +69,7 @@ type Place = (NamespaceId, ChainHash, u32);
 /// The progress of a round.
 #[derive(Debug)]
 struct ScrubDuty {
-    engine: Arc<Engine>,
+    parts: ScrubParts,
     rules: ScrubRules,
     from: Place,
     /// Extents that the index returned from there on.
@@ -68,16 +82,16 @@ struct ScrubDuty {
 impl Scrubber {
     pub(crate) fn start(
         rules: ScrubRules,
-        engine: Arc<Engine>,
+        parts: ScrubParts,
+        bytes_per_s: u64,
         executor: Executor,
     ) -> Result<Self> {
-        let bytes_per_s = engine.limits.scrub_bytes_per_s;
         if bytes_per_s == 0 {
             return Ok(Self { helper: None });
         }
         let duty = ScrubDuty {
-            began: engine.clock.now().after(rules.first),
-            engine,
+            began: parts.clock.now().after(rules.first),
+            parts,
             rules,
             from: Place::default(),
             ahead: VecDeque::new(),
@@ -101,13 +115,12 @@ impl Scrubber {
 impl Duty for ScrubDuty {
     /// Reads the next extent, if the rate allows it.
     fn step(&mut self, stop: &StopSignal) -> NextStep {
-        let engine = Arc::clone(&self.engine);
-        let now = engine.clock.now();
+        let now = self.parts.clock.now();
         let start = Place::default();
         if self.from == start && now < self.began {
             return NextStep::After(PERIOD.min(self.began.since(now)));
         }
-        if engine.device.is_suspended() {
+        if self.parts.device.is_suspended() {
             return NextStep::After(PERIOD);
         }
         let wait = self.bucket.wait(now).unwrap_or(PERIOD);
@@ -115,16 +128,16 @@ impl Duty for ScrubDuty {
             return NextStep::After(wait);
         }
         if self.ahead.is_empty() {
-            self.ahead = engine.index.scan(self.from, STEP).into();
+            self.ahead = self.parts.stored.index.scan(self.from, STEP).into();
         }
         if let Some(extent) = self.ahead.pop_front() {
-            self.scrub_extent(&engine, &extent, stop);
+            self.scrub_extent(&extent, stop);
             let next = extent.first_block_index.checked_add(1);
             self.from = next.map_or(start, |next| (extent.namespace, extent.lineage, next));
         } else {
-            add(&engine.counters.scrubbing.rounds, 1);
+            add(&self.parts.counters.scrubbing.rounds, 1);
             self.from = start;
-            self.began = self.began.after(self.rules.round).max(engine.clock.now());
+            self.began = self.began.after(self.rules.round).max(self.parts.clock.now());
             self.buffer = RowBuffer::default();
         }
         NextStep::After(Duration::ZERO)
@@ -133,27 +146,28 @@ impl Duty for ScrubDuty {
 
 impl ScrubDuty {
     /// Checks one extent piece by piece.
-    fn scrub_extent(&mut self, engine: &Engine, extent: &Extent, stop: &StopSignal) {
+    fn scrub_extent(&mut self, extent: &Extent, stop: &StopSignal) {
+        let ScrubParts { stored, dropper, reads, counters, clock, .. } = &self.parts;
         // A header that was checked before may have gone bad too.
-        engine.log.forget(extent.id);
+        stored.log.forget(extent.id);
         let block_bytes = usize::try_from(extent.layout.block_bytes()).expect("64-bit addresses");
         // If the index cannot be read now, another round checks the extent.
-        let visible = visible_blocks(engine, &[extent]).unwrap_or_default();
+        let visible = visible_blocks(stored, &[extent]).unwrap_or_default();
         for spots in visible.chunks(blocks_at_once(block_bytes)) {
-            if !engine.front.reads.yield_to_reads(|| stop.is_set()) {
+            if !reads.yield_to_reads(|| stop.is_set()) {
                 return;
             }
             let bytes = self.buffer.of(spots.len() * block_bytes);
-            let outcomes = read_blocks(&engine.log, &[extent], spots, bytes);
-            self.bucket.spend(bytes.len() as u64, engine.clock.now());
-            add(&engine.counters.scrubbing.bytes, bytes.len() as u64);
+            let outcomes = read_blocks(&stored.log, &[extent], spots, bytes);
+            self.bucket.spend(bytes.len() as u64, clock.now());
+            add(&counters.scrubbing.bytes, bytes.len() as u64);
             let damaged = damaged_of(spots, &outcomes);
-            add(&engine.counters.scrubbing.damaged, damaged.len() as u64);
-            quarantine(engine, extent, &damaged, Deadline::Never);
+            add(&counters.scrubbing.damaged, damaged.len() as u64);
+            dropper.quarantine(extent, &damaged, Deadline::Never);
             if damaged.iter().any(|(_, cause)| cause.is_of_header()) {
                 return;
             }
         }
-        add(&engine.counters.scrubbing.extents, 1);
+        add(&counters.scrubbing.extents, 1);
     }
 }

@@ -6,10 +6,8 @@
 use std::time::Duration;
 
 use dalsegno_core::{ChainHash, Extent, IndexChoice, NamespaceId, Nanos};
-use dalsegno_index::lift_ancestors;
+use dalsegno_index::{Index, lift_ancestors};
 use dalsegno_policy::merging::{LineageKey, SmallExtent};
-
-use crate::engine::Engine;
 
 /// Extents of one step.
 const STEP: usize = 256;
@@ -78,13 +76,14 @@ impl Walk {
     /// what is small.
     pub(crate) fn step(
         mut self,
-        engine: &Engine,
+        index: &dyn Index,
+        choice: IndexChoice,
         most_extents: usize,
         small: impl Fn(&Extent) -> Option<SmallExtent>,
     ) -> (Self, Vec<(LineageKey, SmallExtent)>) {
-        let extents = engine.index.scan(self.from, STEP);
-        if engine.limits.index == IndexChoice::Lsm {
-            lift_ancestors(engine.index.as_ref(), &extents);
+        let extents = index.scan(self.from, STEP);
+        if choice == IndexChoice::Lsm {
+            lift_ancestors(index, &extents);
         }
         let mut found = Vec::new();
         for extent in &extents {

@@ -10,7 +10,8 @@ use dalsegno_core::{Extent, IndexChoice, Limits, Nanos};
 use dalsegno_policy::merging::{Bucket, Due, LineageKey, MergeRules, Piles, SmallExtent};
 use parking_lot::Mutex;
 
-use crate::background::merge_walk::Walk;
+use crate::rewrite::merge_row::Merged;
+use crate::upkeep::merge_walk::Walk;
 
 /// How often the thread looks whether something is due.
 pub(crate) const PERIOD: Duration = Duration::from_secs(1);
@@ -31,6 +32,7 @@ enum MergeMode {
 pub(crate) struct MergeBoard {
     rules: MergeRules,
     mode: MergeMode,
+    segment_bytes: u64,
     state: Mutex<BoardState>,
 }
 
@@ -55,15 +57,6 @@ pub(crate) enum MergeTask {
     Recycle,
     Wait(Duration),
     Stop,
-}
-
-/// The bytes that one merge wrote.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Merged {
-    /// Of extents that puts wrote.
-    pub(crate) fresh_bytes: u64,
-    /// Of extents that were merged or moved before.
-    pub(crate) moved_bytes: u64,
 }
 
 /// Whether the rate allows another merge now.
@@ -91,7 +84,8 @@ impl MergeBoard {
             dead_bytes: 0,
             not_before: Nanos(0),
         };
-        Some(Self { rules, mode, state: Mutex::new(state) })
+        let segment_bytes = limits.segment_bytes;
+        Some(Self { rules, mode, segment_bytes, state: Mutex::new(state) })
     }
 
     pub(crate) fn rules(&self) -> &MergeRules {
@@ -118,7 +112,7 @@ impl MergeBoard {
         self.state.lock().piles.len() as u64
     }
 
-    pub(crate) fn next_task(&self, now: Nanos, segment_bytes: u64) -> MergeTask {
+    pub(crate) fn next_task(&self, now: Nanos) -> MergeTask {
         let mut state = self.state.lock();
         if self.mode == MergeMode::WalkOnce {
             return match state.walk.next_at() {
@@ -132,7 +126,7 @@ impl MergeBoard {
         if !wait.is_zero() {
             return MergeTask::Wait(wait.min(PERIOD));
         }
-        if state.dead_bytes < segment_bytes / 4
+        if state.dead_bytes < self.segment_bytes / 4
             && let Some(due) = state.piles.next(now)
         {
             return MergeTask::Merge(due);

@@ -10,20 +10,22 @@
 //!    for the sync of another tenant's removal. A job of that lane may wait for one of this lane, never the reverse.
 //! 5. An on-disk index removes blocks in this lane. So no job here takes blocks for dead because a removal had to empty
 //!    the index.
-//! 6. A job holds the engine only while it is queued or runs, so a closed store lets go of its directory.
+//! 6. A job holds the reclaimer while it is queued or runs, and with it the log and the directory. It holds it no longer,
+//!    so a closed store lets go of its directory.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use dalsegno_core::{Deadline, MIN_SEGMENTS, Result};
+use dalsegno_core::{Clock, Deadline, MIN_SEGMENTS, Result};
 use dalsegno_io::{Call, Executor, JobLane};
 use dalsegno_log::{LogError, Reservation, SpaceUse};
 
-use crate::background::evict::{RECLAIM_ATTEMPTS, give_back, make_space, recycle_dead_segments};
-use crate::engine::Engine;
+use crate::blocks::indexed_log::IndexedLog;
+use crate::device::Watched;
 use crate::error::no_thread;
 use crate::jobs::calls::{Answer, run_blocking};
+use crate::rewrite::reclaimer::{RECLAIM_ATTEMPTS, Reclaimer};
 
 /// Jobs that wait in a lane. A caller has at most one, and the index one. Callers that a hanging device made leave stay
 /// in the queue.
@@ -32,7 +34,9 @@ pub(crate) const LANE_JOBS: usize = 64;
 /// Frees space on a thread of its own.
 #[derive(Debug)]
 pub(crate) struct SpaceLane {
-    engine: Arc<Engine>,
+    pub(crate) reclaimer: Arc<Reclaimer>,
+    device: Arc<Watched>,
+    clock: Arc<dyn Clock>,
     lane: JobLane,
     /// Whether a job that gives a segment back is under way.
     is_giving_back: Arc<AtomicBool>,
@@ -54,16 +58,22 @@ impl Drop for OneAtATime {
 }
 
 impl SpaceLane {
-    pub(crate) fn start(engine: Arc<Engine>, executor: Executor) -> Result<Self> {
+    pub(crate) fn start(
+        reclaimer: Reclaimer,
+        device: Arc<Watched>,
+        clock: Arc<dyn Clock>,
+        executor: Executor,
+    ) -> Result<Self> {
         let lane = JobLane::start("dalsegno-space", executor, 1, LANE_JOBS);
         let lane = lane.map_err(no_thread)?;
-        Ok(Self { engine, lane, is_giving_back: Arc::default() })
+        let (reclaimer, is_giving_back) = (Arc::new(reclaimer), Arc::default());
+        Ok(Self { reclaimer, device, clock, lane, is_giving_back })
     }
 
     /// Accepts no more jobs and waits until the queued ones are done, at most until `deadline`.
     pub(crate) fn close(&self, deadline: Deadline) {
         self.lane.close();
-        self.lane.join(deadline.remaining(self.engine.clock.now()).unwrap_or_default());
+        self.lane.join(deadline.remaining(self.clock.now()).unwrap_or_default());
     }
 
     /// Frees space, or does work that must be alone with the space; waits for its end within the call's terms.
@@ -74,10 +84,10 @@ impl SpaceLane {
     pub(crate) fn run_blocking(
         &self,
         call: &Call,
-        work: impl FnOnce(&Engine) -> Answer + Send + 'static,
+        work: impl FnOnce(&Reclaimer) -> Answer + Send + 'static,
     ) -> Answer {
-        let engine = Arc::clone(&self.engine);
-        run_blocking(&self.lane, call, self.engine.clock.as_ref(), move || work(&engine))
+        let reclaimer = Arc::clone(&self.reclaimer);
+        run_blocking(&self.lane, call, self.clock.as_ref(), move || work(&reclaimer))
     }
 
     /// Reserves space for `bytes` within the call's terms; frees some if there is not enough.
@@ -91,13 +101,14 @@ impl SpaceLane {
         call: &Call,
     ) -> std::result::Result<Reservation, LogError> {
         self.relieve_index(call);
+        let log = &self.reclaimer.stored.log;
         for _ in 0..RECLAIM_ATTEMPTS {
-            if !self.engine.log.segments().has_space_now(bytes) {
-                self.run_blocking(call, move |engine| make_space(engine, bytes))?;
+            if !log.segments().has_space_now(bytes) {
+                self.run_blocking(call, move |reclaimer| reclaimer.make_space(bytes))?;
                 self.list_new_segments();
             }
             // Another call may have taken the space.
-            match self.engine.log.writer().reserve(bytes, SpaceUse::Ready) {
+            match log.writer().reserve(bytes, SpaceUse::Ready) {
                 Err(LogError::Full) => {}
                 reserved => return reserved,
             }
@@ -107,17 +118,17 @@ impl SpaceLane {
 
     /// Gives the index space on disk if it found none. A put waits for that only if the index accepts no more entries.
     fn relieve_index(&self, call: &Call) {
-        let engine = &self.engine;
-        let is_small = || engine.log.segments().count() as u64 <= MIN_SEGMENTS;
-        if engine.stored.care.shortage().is_none() || is_small() {
+        let IndexedLog { log, care, .. } = self.reclaimer.stored.as_ref();
+        let is_small = || log.segments().count() as u64 <= MIN_SEGMENTS;
+        if care.shortage().is_none() || is_small() {
             return;
         }
-        let done = if engine.stored.care.is_stalled() {
-            self.run_blocking(call, give_back)
+        let done = if care.is_stalled() {
+            self.run_blocking(call, Reclaimer::give_back)
         } else if let Some(only) = OneAtATime::take(&self.is_giving_back) {
-            self.spawn(move |engine| {
+            self.spawn(move |reclaimer| {
                 let _until_it_ends = only;
-                give_back(engine)
+                reclaimer.give_back()
             })
         } else {
             Ok(())
@@ -129,10 +140,10 @@ impl SpaceLane {
     }
 
     /// Queues work whose end nobody waits for.
-    fn spawn(&self, work: impl FnOnce(&Engine) -> Answer + Send + 'static) -> Answer {
-        let engine = Arc::clone(&self.engine);
+    fn spawn(&self, work: impl FnOnce(&Reclaimer) -> Answer + Send + 'static) -> Answer {
+        let reclaimer = Arc::clone(&self.reclaimer);
         self.lane.keep_place(Some(Duration::ZERO))?.start(move |permission| {
-            let done = permission.map_err(LogError::from).and_then(|()| work(&engine));
+            let done = permission.map_err(LogError::from).and_then(|()| work(&reclaimer));
             if let Err(error) = done {
                 tracing::debug!(%error, "a background job of the log failed");
             }
@@ -145,7 +156,8 @@ impl SpaceLane {
         if !self.can_list() {
             return;
         }
-        if let Err(error) = self.spawn(|engine| engine.log.segment_list().add_new_segments()) {
+        let add = |reclaimer: &Reclaimer| reclaimer.stored.log.segment_list().add_new_segments();
+        if let Err(error) = self.spawn(add) {
             tracing::debug!(%error, "new segments not listed");
         }
     }
@@ -157,18 +169,20 @@ impl SpaceLane {
             return;
         }
         let call = Call::background().until(deadline);
-        if let Err(error) = self.run_blocking(&call, |engine| engine.log.segment_list().update()) {
+        let update = |reclaimer: &Reclaimer| reclaimer.stored.log.segment_list().update();
+        if let Err(error) = self.run_blocking(&call, update) {
             tracing::debug!(%error, "segments not listed");
         }
     }
 
     fn can_list(&self) -> bool {
-        !self.engine.device.is_suspended() && !self.engine.log.is_poisoned()
+        !self.device.is_suspended() && !self.reclaimer.stored.log.is_poisoned()
     }
 
     /// Recycles segments without live extents, so that the next open does not read what was merged.
     pub(crate) fn recycle_dead(&self) {
-        if let Err(error) = self.run_blocking(&Call::background(), recycle_dead_segments) {
+        let recycle = Reclaimer::recycle_dead_segments;
+        if let Err(error) = self.run_blocking(&Call::background(), recycle) {
             tracing::debug!(%error, "dead segments not recycled");
         }
     }
