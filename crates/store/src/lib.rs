@@ -23,6 +23,7 @@ mod lookup;
 mod namespaces;
 mod offline;
 mod open;
+mod put;
 mod read;
 mod remove;
 mod rewrite;
@@ -32,7 +33,6 @@ mod stats;
 mod terms;
 mod tuning;
 mod upkeep;
-mod write;
 
 pub use api::layer_writer::{GatheredBlocks, LayerHost, LayerSpan, LayerWork, LayerWriter};
 pub use api::pool::{Arrival, Pool, PoolBlock, PoolUse};
@@ -61,6 +61,8 @@ pub use offline::far::{
 pub use offline::info::{ExtentRow, IndexRow, NamespaceRow, StoreInfo, info, inspect, list};
 pub use offline::repair::{RepairReport, repair};
 pub use offline::verify::{Finding, VerifyReport, verify};
+pub use put::report::{PutOutcome, PutReport};
+pub use put::writer::Put;
 pub use read::lease::{Acquired, Lease, LeasedBlock};
 pub use read::outcome::{GetReport, Outcome};
 pub use sizes::{check_blocks, check_get};
@@ -69,7 +71,6 @@ pub use state::speeds::BlockTier;
 pub use stats::Stats;
 pub use terms::{Cancel, Terms};
 pub use tuning::tuner::{DecisionRow, IndexStats};
-pub use write::put::{Put, PutOutcome, PutReport};
 
 /// What tests and simulations use in addition: a store of their own parts, and the rules of its background work.
 pub mod testing {

@@ -10,20 +10,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{ChainHash, Clock, Error, ErrorKind, Namespace, NamespaceId, Result};
-use dalsegno_io::{IoError, Memory, Operation, copy_pieces};
+use dalsegno_io::{Memory, copy_pieces};
 
 use crate::api::door::{Door, Start};
 use crate::api::layer_writer::{GatheredBlocks, LayerHost, LayerSpan, LayerWork, LayerWriter};
-use crate::engine::Engine;
-use crate::error::to_error;
 use crate::jobs::transfers::{Direction, Transfer, TransferLanes};
+use crate::put::report::PutReport;
+use crate::put::writer::{HeldBlock, LayerStart};
 use crate::state::arena::ReservedPlace;
 use crate::state::byte_share::ByteShare;
-use crate::state::dram::{Leaving, MOST_GATHERED_BYTES};
+use crate::state::dram::{Dram, Leaving, MOST_GATHERED_BYTES};
 use crate::state::recent_removals::RemovalMark;
 use crate::terms::Terms;
-use crate::write::put::{HeldBlock, PutReport};
-use crate::write::stretch::stretches;
 
 /// A store of this process, as its layer writers use it.
 #[derive(Debug)]
@@ -71,28 +69,11 @@ pub(crate) fn layer_writer(
     terms: &Terms,
 ) -> Result<LayerWriter> {
     let store = host.door.enter()?;
-    let engine = store.engine.as_ref();
-    let call = terms.call(engine.clock.as_ref());
-    let namespace = engine.namespaces.get(namespace)?;
-    let hashes = span.hashes()?;
-    engine.log.check_writable().map_err(to_error)?;
-    if engine.device.refuses(Operation::Write, &call) {
-        return Err(to_error(IoError::Suspended.into()));
-    }
-    let mark = engine.front.removals.mark();
-    let present = engine.index.probe(namespace.id(), hashes, call.deadline);
-    let present = &hashes[..present];
-    let failed = engine.front.failed_reads.among(namespace.id(), present);
-    let skipped = present.iter().take_while(|hash| failed.first() != Some(hash)).count();
+    let namespace = store.registrar.namespaces.get(namespace)?;
+    let LayerStart { skipped, mark } =
+        store.writer.begin_layers(&namespace, span.hashes()?, terms)?;
     let (first, count) = (span.first + skipped, span.count - skipped);
-    let parts = stretches(&vec![true; count], &namespace, &engine.limits);
-    if parts.len() > 1 {
-        return Err(Error::invalid(format!(
-            "{count} blocks do not fit into one extent; write at most {} at a time",
-            parts[0].count
-        )));
-    }
-    let (share, blocks) = gather(engine, &namespace, count)?;
+    let (share, blocks) = gather(&store.engine.front.dram, &namespace, count)?;
     let chain = span.chain[..first + count].to_vec();
     let door = Arc::clone(&host.door);
     let gathered =
@@ -103,12 +84,12 @@ pub(crate) fn layer_writer(
 
 /// Memory for `count` blocks.
 fn gather(
-    engine: &Engine,
+    dram: &Dram,
     namespace: &Namespace,
     count: usize,
 ) -> Result<(ByteShare, Vec<GatheredBlock>)> {
     let block_bytes = namespace.layout().block_bytes();
-    let share = engine.front.dram.gather_share(block_bytes, count);
+    let share = dram.gather_share(block_bytes, count);
     if share.count() < count {
         let message = format!(
             "puts by layer would gather more than {MOST_GATHERED_BYTES} bytes; commit or drop others first"
@@ -116,7 +97,7 @@ fn gather(
         return Err(Error::new(ErrorKind::Unavailable, message));
     }
     let bytes = usize::try_from(block_bytes).expect("64-bit addresses");
-    let block = |_| match engine.front.dram.reserve(bytes, Leaving::Newcomers) {
+    let block = |_| match dram.reserve(bytes, Leaving::Newcomers) {
         Some(place) => GatheredBlock::Place(place),
         None => GatheredBlock::Heap(vec![0; bytes]),
     };

@@ -15,9 +15,9 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::error::to_error;
 use crate::jobs::transfers::Transfer;
+use crate::put::report::{PutOutcome, PutReport};
 use crate::sizes::check_blocks;
 use crate::terms::Terms;
-use crate::write::put::{PutOutcome, PutReport};
 
 /// Which blocks of a chain a writer puts.
 #[derive(Clone, Copy, Debug)]

@@ -17,12 +17,13 @@ use dalsegno_io::{Backing, Memory, StopSignal};
 use crate::api::store::Store;
 use crate::engine::Engine;
 use crate::open::assemble::parts_of;
+use crate::put::report::PutReport;
+use crate::put::writer::HeldBlock;
 use crate::read::lease::{Acquired, LeasedBlock, acquire};
 use crate::state::arena::{Arena, ArenaBacking, ReservedPlace};
 use crate::state::dram::Leaving;
 use crate::state::recent_removals::RemovalMark;
 use crate::terms::Terms;
-use crate::write::put::{HeldBlock, PutReport};
 
 /// The memory of a store that other processes map. Clones share it.
 #[derive(Clone, Debug)]

@@ -18,12 +18,13 @@ use crate::jobs::transfers::{Direction, Transfer, TransferLanes};
 use crate::lookup::locate::Located;
 use crate::namespaces::registrar::RegisterOptions;
 use crate::open::assemble::{Parts, assemble, parts_of};
+use crate::put::report::{PutOutcome, PutReport};
+use crate::put::writer::{Put, PutOrigin};
 use crate::read::get_blocks::{GetRequest, get};
 use crate::read::lease::{Lease, lease};
 use crate::read::outcome::{GetReport, Outcome};
 use crate::stats::Stats;
 use crate::terms::Terms;
-use crate::write::put::{Put, PutOrigin, PutOutcome, PutReport};
 
 /// A store of KV-cache blocks. Clones share it. It is closed when [`Store::close`] is called or the last clone is
 /// dropped.

@@ -29,8 +29,8 @@ use crate::far_work::follow::{FollowDuty, RemovalsHere};
 use crate::far_work::prefetch::PrefetchDuty;
 use crate::far_work::promote::PromoteDuty;
 use crate::far_work::removal_duty::RemovalDuty;
+use crate::put::writer::Writer;
 use crate::remove::remover::{PublishRemovals, Remover};
-use crate::write::put::Writer;
 
 /// How often a sign of life is published.
 const BEAT: Duration = Duration::from_secs(60);

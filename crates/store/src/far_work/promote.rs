@@ -8,8 +8,9 @@ use dalsegno_io::{Duty, Memory, NextStep, StopSignal};
 use crate::counters::add;
 use crate::far::promotions::{PromotedBlock, Promotion};
 use crate::far::tier::FarTier;
+use crate::put::report::PutOutcome;
+use crate::put::writer::{HeldBlock, Writer};
 use crate::terms::Terms;
-use crate::write::put::{HeldBlock, PutOutcome, Writer};
 
 /// How long a copy to the log may take.
 const PROMOTE: Duration = Duration::from_secs(30);

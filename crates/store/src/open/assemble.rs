@@ -20,7 +20,9 @@ use dalsegno_io::{
     LocalDirectory, StopSignal, SystemClock, allow_open_files,
 };
 use dalsegno_log::Log;
+use dalsegno_policy::AdmissionFilter;
 use dalsegno_policy::merging::MergeRules;
+use parking_lot::Mutex;
 
 use crate::blocks::dropper::Dropper;
 use crate::blocks::finder::Finder;
@@ -41,6 +43,11 @@ use crate::open::directory::{DirectoryReader, lock_error, refuse_forked};
 use crate::open::far_location::{far_location, open_far};
 use crate::open::log_and_index::{LogAndIndex, LogSource};
 use crate::open::open_store::OpenStore;
+use crate::put::group::ExtentWriter;
+use crate::put::pending::Pending;
+use crate::put::plan::{ADMISSION_BYTES, PutPlanner};
+use crate::put::publish::ExtentPublisher;
+use crate::put::writer::Writer;
 use crate::remove::local::LocalRemover;
 use crate::remove::remover::Remover;
 use crate::rewrite::merge_row::RowMerger;
@@ -56,7 +63,6 @@ use crate::tuning::index_care::{IndexCare, IndexCareOptions};
 use crate::tuning::tuner::Tuner;
 use crate::upkeep::merger::Merger;
 use crate::upkeep::scrubber::{ScrubParts, ScrubRules, Scrubber};
-use crate::write::put::Writer;
 
 /// Files that a process has open in addition to segments: tables of an index, descriptors of the I/O engine, its own.
 const OTHER_FILES: u64 = 512;
@@ -315,8 +321,46 @@ fn start_helpers(
         clock: Arc::clone(&clock),
     };
     let scrubber = Scrubber::start(scrubbing, parts, limits.scrub_bytes_per_s, executor)?;
-    let writer = Writer::new(Arc::clone(&engine), Arc::clone(&space), Arc::clone(&merger));
-    let writer = Arc::new(writer);
+    let failed_reads = || Arc::clone(&engine.front.failed_reads);
+    let removals = || Arc::clone(&engine.front.removals);
+    let filter = AdmissionFilter::new(limits.admission, ADMISSION_BYTES);
+    let planner = PutPlanner {
+        stored: stored(),
+        failed_reads: failed_reads(),
+        removals: removals(),
+        far: engine.far.clone(),
+        device: Arc::clone(&engine.device),
+        pending: Pending::default(),
+        admission: Mutex::new(filter),
+    };
+    let publisher = ExtentPublisher {
+        stored: stored(),
+        dropper: dropper(),
+        failed_reads: failed_reads(),
+        removals: removals(),
+        far: engine.far.clone(),
+        merger: Arc::clone(&merger),
+    };
+    let extents = ExtentWriter {
+        log: engine.log.clone(),
+        publisher,
+        space: Arc::clone(&space),
+        dram: Arc::clone(&engine.front.dram),
+        removals: removals(),
+        namespaces: namespaces(),
+        limits: Arc::clone(&engine.limits),
+    };
+    let writer = Arc::new(Writer {
+        planner,
+        extents,
+        merger: Arc::clone(&merger),
+        log: engine.log.clone(),
+        device: Arc::clone(&engine.device),
+        removals: removals(),
+        namespaces: namespaces(),
+        counters: counters(),
+        clock: Arc::clone(&clock),
+    });
     let local = LocalRemover {
         stored: Arc::clone(&engine.stored),
         dropper: Arc::clone(&engine.front.dropper),

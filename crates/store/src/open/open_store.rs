@@ -12,13 +12,13 @@ use crate::far::stats::FarStats;
 use crate::far_work::lanes::FarLanes;
 use crate::lookup::lookups::Lookups;
 use crate::namespaces::registrar::Registrar;
+use crate::put::writer::Writer;
 use crate::remove::remover::{PublishRemovals, RemovalOrigin, Remover};
 use crate::rewrite::space::SpaceLane;
 use crate::stats::Stats;
 use crate::terms::Terms;
 use crate::upkeep::merger::Merger;
 use crate::upkeep::scrubber::Scrubber;
-use crate::write::put::Writer;
 
 /// How long closing waits for transfers, calls and background work under way.
 pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);

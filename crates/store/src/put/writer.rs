@@ -7,27 +7,23 @@
 
 use std::sync::Arc;
 
-use dalsegno_core::{ChainHash, Deadline, Error, FarWrite, Namespace, NamespaceId, Result};
-use dalsegno_index::{Scope, note_use};
-use dalsegno_io::{Call, Memory, Operation};
-use dalsegno_policy::AdmissionFilter;
-use parking_lot::Mutex;
+use dalsegno_core::{ChainHash, Clock, Error, Namespace, NamespaceId, Result};
+use dalsegno_io::{Call, IoError, Memory, Operation};
+use dalsegno_log::Log;
 
-use crate::counters::add;
-use crate::engine::Engine;
+use crate::counters::{Counters, add};
+use crate::device::Watched;
 use crate::error::to_error;
-use crate::rewrite::space::SpaceLane;
+use crate::namespaces::table::NamespaceTable;
+use crate::put::group::{ExtentWriter, Group, GroupBlocks};
+use crate::put::plan::{Plan, PutPlanner};
+use crate::put::report::{PutOutcome, PutReport};
+use crate::put::stretch::Stretch;
 use crate::sizes::check_blocks;
 use crate::state::arena::PlacedBlock;
-use crate::state::recent_removals::RemovalMark;
+use crate::state::recent_removals::{RecentRemovals, RemovalMark};
 use crate::terms::Terms;
 use crate::upkeep::merger::Merger;
-use crate::write::group::{Group, GroupBlocks};
-use crate::write::pending::{Claim, Pending};
-use crate::write::stretch::{Stretch, stretches};
-
-/// Memory of the filter that remembers blocks put once, with admission `second-put`.
-const ADMISSION_BYTES: usize = 8 << 20;
 
 /// Blocks to be put.
 #[derive(Debug)]
@@ -73,69 +69,30 @@ pub(crate) enum HeldBlock {
     Elsewhere(Memory),
 }
 
-/// How one block of a put ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PutOutcome {
-    /// Written, and visible; with durability `batch`, durable.
-    Stored,
-    /// Present already.
-    Present,
-    /// Being written by another put.
-    Pending,
-    /// Declined by the admission policy.
-    Declined,
-    /// Not written: no space, deadline, cancelled, or the device failed. Also a present block that a get failed to
-    /// read, as long as reads are suspended.
-    Failed,
-}
-
-/// How each block of a put ended.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PutReport {
-    /// One per block, in order.
-    pub outcomes: Vec<PutOutcome>,
-}
-
-impl PutReport {
-    /// How many blocks ended like this.
-    #[must_use]
-    pub fn count(&self, outcome: PutOutcome) -> u64 {
-        self.outcomes.iter().filter(|other| **other == outcome).count() as u64
-    }
-
-    /// Whether each block is in the store now, as far as this put knows.
-    #[must_use]
-    pub fn kept(&self) -> Vec<bool> {
-        let is_kept = |o: &PutOutcome| matches!(o, PutOutcome::Stored | PutOutcome::Present);
-        self.outcomes.iter().map(is_kept).collect()
-    }
+/// The start of a put by layer.
+pub(crate) struct LayerStart {
+    /// How many leading blocks are not put.
+    pub(crate) skipped: usize,
+    /// From before that was found out.
+    pub(crate) mark: RemovalMark,
 }
 
 /// Writes what callers put.
 #[derive(Debug)]
 pub(crate) struct Writer {
-    pub(crate) engine: Arc<Engine>,
-    pub(crate) space: Arc<SpaceLane>,
+    pub(crate) planner: PutPlanner,
+    pub(crate) extents: ExtentWriter,
     pub(crate) merger: Arc<Merger>,
-    pending: Pending,
-    admission: Mutex<AdmissionFilter>,
-}
-
-/// Which blocks of a put are written, and how the others ended.
-struct Plan<'a> {
-    wanted: Vec<bool>,
-    outcomes: Vec<PutOutcome>,
-    /// Keeps other puts from writing the wanted blocks.
-    _claim: Claim<'a>,
+    pub(crate) log: Log,
+    pub(crate) device: Arc<Watched>,
+    /// What was removed lately.
+    pub(crate) removals: Arc<RecentRemovals>,
+    pub(crate) namespaces: Arc<NamespaceTable>,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) clock: Arc<dyn Clock>,
 }
 
 impl Writer {
-    pub(crate) fn new(engine: Arc<Engine>, space: Arc<SpaceLane>, merger: Arc<Merger>) -> Self {
-        let filter = AdmissionFilter::new(engine.limits.admission, ADMISSION_BYTES);
-        let (pending, admission) = (Pending::default(), Mutex::new(filter));
-        Self { engine, space, merger, pending, admission }
-    }
-
     /// See [`Store::put_batch`](crate::Store::put_batch).
     pub(crate) fn put_batch(
         &self,
@@ -143,7 +100,7 @@ impl Writer {
         put: Put<'_>,
         terms: &Terms,
     ) -> Result<PutReport> {
-        let mark = self.engine.front.removals.mark();
+        let mark = self.removals.mark();
         self.put_from(namespace, put, PutOrigin { placed: &[], mark }, terms)
     }
 
@@ -177,13 +134,12 @@ impl Writer {
         origin: PutOrigin<'_>,
         terms: &Terms,
     ) -> Result<PutReport> {
-        let engine = self.engine.as_ref();
-        let namespace = engine.namespaces.get(namespace)?;
+        let namespace = self.namespaces.get(namespace)?;
         put.check(&namespace)?;
-        let call = terms.call(engine.clock.as_ref());
+        let call = terms.call(self.clock.as_ref());
         let report = self.put(&namespace, put, origin, &call)?;
         self.merger.after_put();
-        let counters = &engine.counters;
+        let counters = &self.counters;
         let stored = report.count(PutOutcome::Stored);
         add(&counters.put_calls, 1);
         add(&counters.put_stored_blocks, stored);
@@ -202,17 +158,16 @@ impl Writer {
         PutOrigin { placed, mark }: PutOrigin<'_>,
         call: &Call,
     ) -> Result<PutReport> {
-        let engine = self.engine.as_ref();
-        engine.log.check_writable().map_err(to_error)?;
+        self.log.check_writable().map_err(to_error)?;
         let hashes = &put.chain[put.first..put.first + put.blocks.len()];
-        if engine.device.refuses(Operation::Write, call) {
+        if self.device.refuses(Operation::Write, call) {
             return Ok(PutReport { outcomes: vec![PutOutcome::Failed; hashes.len()] });
         }
-        let Plan { wanted, mut outcomes, _claim } =
-            self.plan(namespace.id(), hashes, call.deadline);
+        let Plan { wanted, mut outcomes, claim: _claim } =
+            self.planner.plan(namespace.id(), hashes, call.deadline);
         let mut blocks: Vec<Option<Vec<Memory>>> = put.blocks.into_iter().map(Some).collect();
-        let mut group = Group::new(engine, &self.space, &self.merger, call, mark);
-        for Stretch { first, count } in stretches(&wanted, namespace, &engine.limits) {
+        let mut group = Group::new(&self.extents, call, mark);
+        for Stretch { first, count } in self.extents.stretches(&wanted, namespace) {
             let memory = blocks[first..first + count].iter_mut();
             let memory =
                 memory.map(|block| block.take().expect("each block is in one stretch")).collect();
@@ -225,46 +180,32 @@ impl Writer {
         Ok(PutReport { outcomes })
     }
 
-    /// Decides which blocks are written.
-    fn plan(&self, namespace: NamespaceId, hashes: &[ChainHash], deadline: Deadline) -> Plan<'_> {
-        let engine = self.engine.as_ref();
-        let mut outcomes = vec![PutOutcome::Failed; hashes.len()];
-        let mut claim = self.pending.claim();
-        let mark = engine.front.removals.mark();
-        let present = engine.index.resolve(namespace, hashes, Scope::Each, deadline);
-        note_use(engine.index.as_ref(), &present, engine.log.segments().round(), deadline);
-        for run in present {
-            if let Some(far) = &engine.far {
-                far.offer(&run.extent, mark, FarWrite::SecondPut);
-            }
-            outcomes[run.at..run.at + run.count as usize].fill(PutOutcome::Present);
+    /// Begins a put by layer of consecutive blocks.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` if the blocks do not fit into one extent; `Unavailable` if writes are suspended; `Poisoned`.
+    pub(crate) fn begin_layers(
+        &self,
+        namespace: &Namespace,
+        hashes: &[ChainHash],
+        terms: &Terms,
+    ) -> Result<LayerStart> {
+        let call = terms.call(self.clock.as_ref());
+        self.log.check_writable().map_err(to_error)?;
+        if self.device.refuses(Operation::Write, &call) {
+            return Err(to_error(IoError::Suspended.into()));
         }
-        let failed = engine.front.failed_reads.among(namespace, hashes);
-        // Blocks that are written while nothing can be read only take the space of others.
-        let is_useless = !failed.is_empty() && engine.device.is_suspended();
-        let mut failed = failed.iter().peekable();
-        let mut wanted = vec![false; hashes.len()];
-        for (at, hash) in hashes.iter().enumerate() {
-            let has_failed = failed.next_if_eq(&hash).is_some();
-            if outcomes[at] != PutOutcome::Present {
-                if !self.admission.lock().admit(namespace, hash) {
-                    outcomes[at] = PutOutcome::Declined;
-                    continue;
-                }
-            } else if has_failed {
-                outcomes[at] = PutOutcome::Failed;
-                if is_useless {
-                    continue;
-                }
-            } else {
-                continue;
-            }
-            if claim.take((namespace, *hash)) {
-                wanted[at] = true;
-            } else {
-                outcomes[at] = PutOutcome::Pending;
-            }
+        let mark = self.removals.mark();
+        let skipped = self.planner.leading_present(namespace.id(), hashes, call.deadline);
+        let count = hashes.len() - skipped;
+        let parts = self.extents.stretches(&vec![true; count], namespace);
+        if parts.len() > 1 {
+            return Err(Error::invalid(format!(
+                "{count} blocks do not fit into one extent; write at most {} at a time",
+                parts[0].count
+            )));
         }
-        Plan { wanted, outcomes, _claim: claim }
+        Ok(LayerStart { skipped, mark })
     }
 }

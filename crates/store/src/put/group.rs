@@ -2,25 +2,26 @@
 
 use std::sync::Arc;
 
-use dalsegno_core::{ChainHash, DramAdmission, Namespace, NamespaceId, Result};
+use dalsegno_core::{ChainHash, DramAdmission, Limits, Namespace, NamespaceId, Result};
 use dalsegno_extent::{CompressedExtent, NewExtent};
 use dalsegno_index::Placement;
 use dalsegno_io::{Call, Memory};
-use dalsegno_log::{Append, LogError, Payload};
+use dalsegno_log::{Append, Log, LogError, Payload};
 
-use crate::engine::Engine;
 use crate::error::to_error;
+use crate::namespaces::table::NamespaceTable;
+use crate::put::publish::ExtentPublisher;
+use crate::put::stretch::{Stretch, stretches};
 use crate::rewrite::space::SpaceLane;
 use crate::state::arena::PlacedBlock;
-use crate::state::recent_removals::RemovalMark;
-use crate::upkeep::merger::Merger;
-use crate::write::publish::{new_extent, publish};
+use crate::state::dram::Dram;
+use crate::state::recent_removals::{RecentRemovals, RemovalMark};
 
 /// The blocks of an extent.
-pub(crate) struct GroupBlocks<'a> {
-    pub(crate) memory: Vec<Vec<Memory>>,
+pub(super) struct GroupBlocks<'a> {
+    pub(super) memory: Vec<Vec<Memory>>,
     /// The same blocks in their places in DRAM, as far as they have one; may be empty.
-    pub(crate) placed: &'a [Option<Arc<PlacedBlock>>],
+    pub(super) placed: &'a [Option<Arc<PlacedBlock>>],
 }
 
 /// An extent with reserved space.
@@ -45,11 +46,30 @@ enum Encoding {
     Failed(LogError),
 }
 
+/// Writes the extents of puts.
+#[derive(Debug)]
+pub(crate) struct ExtentWriter {
+    pub(crate) log: Log,
+    pub(crate) publisher: ExtentPublisher,
+    pub(crate) space: Arc<SpaceLane>,
+    pub(crate) dram: Arc<Dram>,
+    /// What was removed lately.
+    pub(crate) removals: Arc<RecentRemovals>,
+    /// How new extents are stored.
+    pub(crate) namespaces: Arc<NamespaceTable>,
+    pub(crate) limits: Arc<Limits>,
+}
+
+impl ExtentWriter {
+    /// Splits the wanted blocks of a put into runs that fit an extent.
+    pub(super) fn stretches(&self, wanted: &[bool], namespace: &Namespace) -> Vec<Stretch> {
+        stretches(wanted, namespace, &self.limits)
+    }
+}
+
 /// Extents of one put that are written together.
-pub(crate) struct Group<'a> {
-    engine: &'a Engine,
-    space: &'a SpaceLane,
-    merger: &'a Merger,
+pub(super) struct Group<'a> {
+    writer: &'a ExtentWriter,
     call: &'a Call,
     /// From before the put.
     mark: RemovalMark,
@@ -61,29 +81,24 @@ pub(crate) struct Group<'a> {
 }
 
 impl<'a> Group<'a> {
-    pub(crate) fn new(
-        engine: &'a Engine,
-        space: &'a SpaceLane,
-        merger: &'a Merger,
-        call: &'a Call,
-        mark: RemovalMark,
-    ) -> Self {
+    pub(super) fn new(writer: &'a ExtentWriter, call: &'a Call, mark: RemovalMark) -> Self {
         let (waiting, stored) = (Vec::new(), Vec::new());
-        Self { engine, space, merger, call, mark, waiting, bytes: 0, next: None, stored }
+        Self { writer, call, mark, waiting, bytes: 0, next: None, stored }
     }
 
     /// Reserves space for one more extent; frees some first if needed. An extent without space is left out.
-    pub(crate) fn add(
+    pub(super) fn add(
         &mut self,
         namespace: &Namespace,
         chain: &[ChainHash],
         first: usize,
         GroupBlocks { memory: blocks, placed }: GroupBlocks<'_>,
     ) -> Result<()> {
+        let writer = self.writer;
         let count = blocks.len();
         let hashes = chain[first..first + count].to_vec();
         let mut extent =
-            new_extent(self.engine, namespace, chain, first, hashes, self.call.deadline);
+            writer.publisher.new_extent(namespace, chain, first, hashes, self.call.deadline);
         if let Some((_, place)) = self.next.filter(|(next, _)| *next == first) {
             (extent.lineage, extent.first_block_index) = (place.lineage, place.first_block_index);
         }
@@ -99,28 +114,28 @@ impl<'a> Group<'a> {
         let plain_bytes = extent.total_bytes();
         let bytes = compressed.as_ref().map_or(plain_bytes, |one| one.total_bytes(&extent));
         // Reserved space pins its segments, so a large put must release them before space runs out.
-        if self.bytes + bytes > self.engine.limits.segment_bytes / 2 {
+        if self.bytes + bytes > writer.limits.segment_bytes / 2 {
             self.write()?;
         }
-        let place = match self.space.reserve(bytes, self.call) {
+        let place = match writer.space.reserve(bytes, self.call) {
             Ok(place) => place,
             Err(error) => return not_put(count, &error),
         };
         // Removed between the mark and the reservation: the log takes such blocks for newer ones. A removal after the
         // reservation hides them.
-        let removals = &self.engine.front.removals;
+        let removals = &writer.removals;
         if !removals.removed_since(self.mark, extent.namespace, &extent.hashes).is_empty() {
             tracing::debug!(
                 blocks = count,
                 "blocks not stored: some of them were removed meanwhile"
             );
-            self.engine.log.writer().give_up(&place);
+            writer.log.writer().give_up(&place);
             return Ok(());
         }
         self.bytes += bytes;
         let (namespace, hashes) = (extent.namespace, extent.hashes.clone());
-        if self.engine.limits.dram_admission == DramAdmission::Put {
-            let dram = &self.engine.front.dram;
+        if writer.limits.dram_admission == DramAdmission::Put {
+            let dram = &writer.dram;
             for (at, (hash, block)) in extent.hashes.iter().zip(&blocks).enumerate() {
                 let key = (extent.namespace, *hash);
                 match placed.get(at).and_then(Option::as_ref) {
@@ -138,11 +153,11 @@ impl<'a> Group<'a> {
     /// Compresses an extent if its namespace asks for that. Waiting compressed extents hold memory, so they are written
     /// before this call waits for more.
     fn compress(&mut self, extent: &NewExtent, blocks: &[Vec<Memory>]) -> Result<Encoding> {
-        let compression = self.engine.namespaces.compression(extent.namespace);
+        let compression = self.writer.namespaces.compression(extent.namespace);
         if compression.is_plain() {
             return Ok(Encoding::Plain);
         }
-        let log = &self.engine.log;
+        let log = &self.writer.log;
         let budget = if let Some(budget) = log.compressor().try_budget(extent) {
             Ok(budget)
         } else {
@@ -160,7 +175,7 @@ impl<'a> Group<'a> {
 
     /// Removes blocks from DRAM that did not become visible.
     fn forget(&self, names: &BlockNames) {
-        self.engine.front.dram.remove(names.namespace, &names.hashes);
+        self.writer.dram.remove(names.namespace, &names.hashes);
     }
 
     /// Writes what waits and makes it visible.
@@ -175,13 +190,13 @@ impl<'a> Group<'a> {
         }
         let mut outcome = Ok(());
         for (place, result) in
-            places.into_iter().zip(self.engine.log.writer().append(appends, self.call))
+            places.into_iter().zip(self.writer.log.writer().append(appends, self.call))
         {
             let (first, names) = place;
             let count = names.hashes.len();
             match result {
                 Ok(appended) => {
-                    if publish(self.engine, self.merger, appended, (self.call, self.mark)) {
+                    if self.writer.publisher.publish(appended, self.call, self.mark) {
                         self.stored.push((first, count));
                     } else {
                         self.forget(&names);
@@ -197,7 +212,7 @@ impl<'a> Group<'a> {
     }
 
     /// Writes the rest; returns position and count of the stored blocks.
-    pub(crate) fn finish(mut self) -> Result<Vec<(usize, usize)>> {
+    pub(super) fn finish(mut self) -> Result<Vec<(usize, usize)>> {
         self.write()?;
         Ok(std::mem::take(&mut self.stored))
     }

@@ -1,0 +1,104 @@
+//! Deciding which blocks of a put are written.
+//!
+//! 1. A block that is present, or that another put is writing, is not written again, unless a get failed to read it.
+
+use std::sync::Arc;
+
+use dalsegno_core::{ChainHash, Deadline, FarWrite, NamespaceId};
+use dalsegno_index::Scope;
+use dalsegno_policy::AdmissionFilter;
+use parking_lot::Mutex;
+
+use crate::blocks::indexed_log::IndexedLog;
+use crate::device::Watched;
+use crate::far::tier::FarTier;
+use crate::put::pending::{Claim, Pending};
+use crate::put::report::PutOutcome;
+use crate::state::failed_reads::FailedReads;
+use crate::state::recent_removals::RecentRemovals;
+
+/// Memory of the filter that remembers blocks put once, with admission `second-put`.
+pub(crate) const ADMISSION_BYTES: usize = 8 << 20;
+
+/// Plans puts.
+#[derive(Debug)]
+pub(crate) struct PutPlanner {
+    pub(crate) stored: Arc<IndexedLog>,
+    pub(crate) failed_reads: Arc<FailedReads>,
+    /// What was removed lately.
+    pub(crate) removals: Arc<RecentRemovals>,
+    /// The tier that may get a copy of what is put again.
+    pub(crate) far: Option<Arc<FarTier>>,
+    pub(crate) device: Arc<Watched>,
+    pub(crate) pending: Pending,
+    pub(crate) admission: Mutex<AdmissionFilter>,
+}
+
+/// Which blocks of a put are written, and how the others ended.
+pub(super) struct Plan<'a> {
+    pub(super) wanted: Vec<bool>,
+    pub(super) outcomes: Vec<PutOutcome>,
+    /// Keeps other puts from writing the wanted blocks.
+    pub(super) claim: Claim<'a>,
+}
+
+impl PutPlanner {
+    /// Decides which blocks are written.
+    pub(super) fn plan(
+        &self,
+        namespace: NamespaceId,
+        hashes: &[ChainHash],
+        deadline: Deadline,
+    ) -> Plan<'_> {
+        let mut outcomes = vec![PutOutcome::Failed; hashes.len()];
+        let mut claim = self.pending.claim();
+        let mark = self.removals.mark();
+        let present = self.stored.index.resolve(namespace, hashes, Scope::Each, deadline);
+        self.stored.note_use(&present, deadline);
+        for run in present {
+            if let Some(far) = &self.far {
+                far.offer(&run.extent, mark, FarWrite::SecondPut);
+            }
+            outcomes[run.at..run.at + run.count as usize].fill(PutOutcome::Present);
+        }
+        let failed = self.failed_reads.among(namespace, hashes);
+        // Blocks that are written while nothing can be read only take the space of others.
+        let is_useless = !failed.is_empty() && self.device.is_suspended();
+        let mut failed = failed.iter().peekable();
+        let mut wanted = vec![false; hashes.len()];
+        for (at, hash) in hashes.iter().enumerate() {
+            let has_failed = failed.next_if_eq(&hash).is_some();
+            if outcomes[at] != PutOutcome::Present {
+                if !self.admission.lock().admit(namespace, hash) {
+                    outcomes[at] = PutOutcome::Declined;
+                    continue;
+                }
+            } else if has_failed {
+                outcomes[at] = PutOutcome::Failed;
+                if is_useless {
+                    continue;
+                }
+            } else {
+                continue;
+            }
+            if claim.take((namespace, *hash)) {
+                wanted[at] = true;
+            } else {
+                outcomes[at] = PutOutcome::Pending;
+            }
+        }
+        Plan { wanted, outcomes, claim }
+    }
+
+    /// How many leading blocks a put by layer skips: those that are present, up to one that a get failed to read.
+    pub(super) fn leading_present(
+        &self,
+        namespace: NamespaceId,
+        hashes: &[ChainHash],
+        deadline: Deadline,
+    ) -> usize {
+        let present = &hashes[..self.stored.index.probe(namespace, hashes, deadline)];
+        let failed = self.failed_reads.among(namespace, present);
+        present.iter().take_while(|hash| failed.first() != Some(hash)).count()
+    }
+}
