@@ -15,11 +15,13 @@ use dalsegno_core::{ChainHash, Clock, Error, ErrorKind, Namespace, NamespaceId, 
 use dalsegno_far::{Follower, KEEP_REMOVALS, Polled, Removal, RemovalId};
 use dalsegno_io::{Duty, NextStep, StopSignal};
 
+use crate::blocks::indexed_log::IndexedLog;
 use crate::counters::add;
-use crate::engine::Engine;
 use crate::far::removal_notes::RemovalNotes;
 use crate::far::tier::FarTier;
 use crate::far_work::freshness::{Freshness, FreshnessTest};
+use crate::far_work::local_store::LocalStore;
+use crate::namespaces::table::NamespaceTable;
 use crate::remove::remover::Remover;
 
 /// How often others' lists and catalogs are looked for.
@@ -39,7 +41,8 @@ pub(super) struct FollowDuty {
 pub(super) struct RemovalsHere {
     far: Arc<FarTier>,
     notes: Arc<RemovalNotes>,
-    engine: Weak<Engine>,
+    stored: Weak<IndexedLog>,
+    namespaces: Arc<NamespaceTable>,
     remover: Weak<Remover>,
     /// Removals that are not applied yet.
     left: BTreeMap<RemovalId, (NamespaceId, Vec<ChainHash>)>,
@@ -93,12 +96,8 @@ impl FollowDuty {
 }
 
 impl RemovalsHere {
-    pub(super) fn new(
-        (far, notes): (&Arc<FarTier>, &Arc<RemovalNotes>),
-        clock: &Arc<dyn Clock>,
-        engine: Weak<Engine>,
-        remover: Weak<Remover>,
-    ) -> Self {
+    pub(super) fn new(far: &Arc<FarTier>, clock: &Arc<dyn Clock>, local: &LocalStore) -> Self {
+        let LocalStore { stored, remover, namespaces, notes, .. } = local;
         let earlier = notes.polled_at();
         if earlier.is_none() {
             far.note_fresh(clock.now());
@@ -106,8 +105,9 @@ impl RemovalsHere {
         Self {
             far: Arc::clone(far),
             notes: Arc::clone(notes),
-            engine,
-            remover,
+            stored: Weak::clone(stored),
+            namespaces: Arc::clone(namespaces),
+            remover: Weak::clone(remover),
             left: BTreeMap::new(),
             done: BTreeSet::new(),
             test: FreshnessTest::new(Arc::clone(clock), earlier),
@@ -152,9 +152,7 @@ impl RemovalsHere {
         self.far.note_stale();
         self.far.drop_waiting();
         self.far.publisher.lock().drop_unpublished();
-        let Some(namespaces) = self.engine.upgrade().map(|engine| all_namespaces(&engine)) else {
-            return false;
-        };
+        let Some(namespaces) = self.all_namespaces() else { return false };
         let removed: Vec<Result<()>> =
             namespaces.into_iter().map(|namespace| self.remove(namespace, None)).collect();
         match removed.into_iter().collect::<Result<()>>() {
@@ -164,6 +162,22 @@ impl RemovalsHere {
                 false
             }
         }
+    }
+
+    /// The namespaces of which the store has blocks, or may get some; `None` if the store is closed.
+    fn all_namespaces(&self) -> Option<BTreeSet<NamespaceId>> {
+        let stored = self.stored.upgrade()?;
+        let mut all: BTreeSet<NamespaceId> =
+            self.namespaces.list().iter().map(Namespace::id).collect();
+        // The description of a namespace may be lost.
+        let mut from = NamespaceId::default();
+        while let Some(extent) = stored.index.scan((from, ChainHash::default(), 0), 1).first() {
+            all.insert(extent.namespace);
+            let next = u128::from_be_bytes(extent.namespace.0).checked_add(1);
+            let Some(next) = next else { break };
+            from = NamespaceId(next.to_be_bytes());
+        }
+        Some(all)
     }
 
     /// Removes blocks here, or a whole namespace.
@@ -222,26 +236,11 @@ impl RemovalsHere {
     }
 
     fn store(&self) {
-        let Some(engine) = self.engine.upgrade().filter(|_| self.notes.is_changed()) else {
+        let Some(stored) = self.stored.upgrade().filter(|_| self.notes.is_changed()) else {
             return;
         };
-        if let Err(error) = self.notes.store(engine.log.store_files()) {
+        if let Err(error) = self.notes.store(stored.log.store_files()) {
             tracing::debug!(%error, "removals are applied again at the next open");
         }
     }
-}
-
-/// The namespaces of which the store has blocks, or may get some.
-fn all_namespaces(engine: &Engine) -> BTreeSet<NamespaceId> {
-    let mut all: BTreeSet<NamespaceId> =
-        engine.namespaces.list().iter().map(Namespace::id).collect();
-    // The description of a namespace may be lost.
-    let mut from = NamespaceId::default();
-    while let Some(extent) = engine.index.scan((from, ChainHash::default(), 0), 1).first() {
-        all.insert(extent.namespace);
-        let next = u128::from_be_bytes(extent.namespace.0).checked_add(1);
-        let Some(next) = next else { break };
-        from = NamespaceId(next.to_be_bytes());
-    }
-    all
 }

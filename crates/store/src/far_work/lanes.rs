@@ -12,25 +12,26 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use dalsegno_core::{Clock, Deadline, FarWrite, Namespace, NamespaceId, Nanos, Result};
+use dalsegno_core::{Clock, Deadline, FarWrite, NamespaceId, Nanos, Result};
 use dalsegno_extent::format::{NamespaceSector, SECTOR};
 use dalsegno_far::{
     CHECK_EVERY, EarlierFolders, EarlierSearch, Follower, Publisher, Refused, TierState, wait_for,
 };
 use dalsegno_io::{Duty, Executor, IoError, NextStep, Periodic, StopSignal};
 
+use crate::blocks::indexed_log::IndexedLog;
 use crate::counters::add;
-use crate::engine::Engine;
 use crate::error::no_thread;
-use crate::far::removal_notes::RemovalNotes;
 use crate::far::tier::{FarTier, OfferedExtent, add_to_pack};
 use crate::far_work::collect::CollectDuty;
 use crate::far_work::follow::{FollowDuty, RemovalsHere};
+use crate::far_work::local_store::LocalStore;
 use crate::far_work::prefetch::PrefetchDuty;
 use crate::far_work::promote::PromoteDuty;
 use crate::far_work::removal_duty::RemovalDuty;
-use crate::put::writer::Writer;
-use crate::remove::remover::{PublishRemovals, Remover};
+use crate::namespaces::table::NamespaceTable;
+use crate::remove::remover::PublishRemovals;
+use crate::state::recent_removals::RecentRemovals;
 
 /// How often a sign of life is published.
 const BEAT: Duration = Duration::from_secs(60);
@@ -47,15 +48,6 @@ const PAUSE: Duration = Duration::from_secs(5);
 const STEP_EXTENTS: usize = 64;
 /// How long closing waits for packs to be published.
 const FINISH: Duration = Duration::from_secs(8);
-
-/// What the threads use of a store, unless it is closed.
-pub(crate) struct LocalStore {
-    pub(crate) engine: Weak<Engine>,
-    pub(crate) writer: Weak<Writer>,
-    pub(crate) notes: Arc<RemovalNotes>,
-    /// Removes blocks here that another store removed, or a namespace.
-    pub(crate) remover: Weak<Remover>,
-}
 
 /// Work of the far tier that has a thread of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,14 +82,16 @@ impl FarLanes {
     pub(crate) fn start(
         far: &Arc<FarTier>,
         clock: &Arc<dyn Clock>,
-        (local, executor): (LocalStore, Executor),
+        local: &LocalStore,
+        executor: Executor,
     ) -> Result<Self> {
         let first = NextStep::After(Duration::ZERO);
-        let engine = || Weak::clone(&local.engine);
         let duty = PublishDuty {
             far: Arc::clone(far),
             clock: Arc::clone(clock),
-            engine: engine(),
+            stored: Weak::clone(&local.stored),
+            namespaces: Arc::clone(&local.namespaces),
+            removals: Arc::clone(&local.removals),
             search: EarlierSearch::new(Arc::clone(&far.tier), Arc::clone(clock), far.writer),
             capacity: OwnCapacity::of(far),
             next_beat: clock.now(),
@@ -111,24 +105,24 @@ impl FarLanes {
             Arc::clone(clock),
             far.writer,
         );
-        let LocalStore { notes, remover, .. } = &local;
-        follower.set_earlier(notes.stored_applied());
-        far.use_applied(notes);
-        let removals = RemovalsHere::new((far, notes), clock, engine(), Weak::clone(remover));
+        follower.set_earlier(local.notes.stored_applied());
+        far.use_applied(&local.notes);
+        let removals = RemovalsHere::new(far, clock, local);
         let duty = FollowDuty::new(far, follower, removals);
         let follow =
             Periodic::start("dalsegno-far-poll", executor, duty, first).map_err(no_thread)?;
-        let duty = PromoteDuty { far: Arc::clone(far), writer: local.writer };
+        let duty = PromoteDuty { far: Arc::clone(far), writer: Weak::clone(&local.writer) };
         let promote =
             Periodic::start("dalsegno-far-copy", executor, duty, first).map_err(no_thread)?;
-        let duty = PrefetchDuty::new(far, clock, (engine(), executor));
+        let duty = PrefetchDuty::new(far, clock, local, executor);
         let prefetch =
             Periodic::start("dalsegno-far-get", executor, duty, first).map_err(no_thread)?;
         let duty = CollectDuty::new(far, clock);
         let collect =
             Periodic::start("dalsegno-far-gc", executor, duty, NextStep::After(CHECK_EVERY))
                 .map_err(no_thread)?;
-        let duty = RemovalDuty { far: Arc::clone(far), notes: local.notes, engine: local.engine };
+        let (notes, stored) = (Arc::clone(&local.notes), Weak::clone(&local.stored));
+        let duty = RemovalDuty { far: Arc::clone(far), notes, stored };
         let removals =
             Periodic::start("dalsegno-far-del", executor, duty, first).map_err(no_thread)?;
         let far = Arc::clone(far);
@@ -176,7 +170,9 @@ impl PublishRemovals for FarLanes {
 struct PublishDuty {
     far: Arc<FarTier>,
     clock: Arc<dyn Clock>,
-    engine: Weak<Engine>,
+    stored: Weak<IndexedLog>,
+    namespaces: Arc<NamespaceTable>,
+    removals: Arc<RecentRemovals>,
     search: EarlierSearch,
     capacity: OwnCapacity,
     next_beat: Nanos,
@@ -220,9 +216,7 @@ impl PublishDuty {
             add(&counters.present_blocks, blocks);
             return Ok(Added::More);
         }
-        let Some(sector) =
-            self.engine.upgrade().and_then(|engine| sector_of(&engine, extent.namespace))
-        else {
+        let Some(sector) = self.sector_of(extent.namespace) else {
             add(&counters.dropped_blocks, blocks);
             return Ok(Added::More);
         };
@@ -230,10 +224,10 @@ impl PublishDuty {
             self.far.put_back(waiting);
             return Err(error);
         }
-        let engine = self.engine.upgrade();
+        let stored = self.stored.upgrade();
         let gone = Err(Refused::Unread(dalsegno_extent::Cause::Recycled));
-        match engine.map_or(gone, |engine| {
-            add_to_pack(publisher, &engine.log, &engine.front.removals, extent, *mark)
+        match stored.map_or(gone, |stored| {
+            add_to_pack(publisher, &stored.log, &self.removals, extent, *mark)
         }) {
             Ok(()) => Ok(Added::More),
             Err(Refused::Busy) => {
@@ -305,13 +299,21 @@ impl PublishDuty {
 
     /// Describes all namespaces, because an eviction cannot wait for that.
     fn describe_all(&self, publisher: &mut Publisher) -> std::result::Result<(), IoError> {
-        let Some(engine) = self.engine.upgrade() else { return Ok(()) };
-        let namespaces = engine.namespaces.list();
-        let of = |namespace: &Namespace| sector_of(&engine, namespace.id());
-        let sectors: Vec<_> =
-            namespaces.iter().filter_map(|one| Some((one.id(), of(one)?))).collect();
-        drop(engine);
-        sectors.into_iter().try_for_each(|(id, sector)| publisher.describe(id, &sector))
+        let ids = self.namespaces.list().into_iter().map(|namespace| namespace.id());
+        let mut sectors = ids.filter_map(|id| Some((id, self.sector_of(id)?)));
+        sectors.try_for_each(|(id, sector)| publisher.describe(id, &sector))
+    }
+
+    /// The description of a namespace, as it is stored; `None` if it is not known, or the store is closed.
+    fn sector_of(&self, id: NamespaceId) -> Option<Vec<u8>> {
+        if self.stored.strong_count() == 0 {
+            return None;
+        }
+        let namespace = self.namespaces.get(id).ok()?;
+        let compression = self.namespaces.compression(id);
+        let mut sector = vec![0; SECTOR];
+        let fits = NamespaceSector(namespace.as_ref().clone(), compression).encode(&mut sector);
+        fits.then_some(sector)
     }
 }
 
@@ -377,13 +379,4 @@ impl Duty for PublishDuty {
         self.far.drop_waiting();
         self.far.note_published(publisher.stats());
     }
-}
-
-/// The description of a namespace, as it is stored.
-fn sector_of(engine: &Engine, id: NamespaceId) -> Option<Vec<u8>> {
-    let namespace = engine.namespaces.get(id).ok()?;
-    let compression = engine.namespaces.compression(id);
-    let mut sector = vec![0; SECTOR];
-    let fits = NamespaceSector(namespace.as_ref().clone(), compression).encode(&mut sector);
-    fits.then_some(sector)
 }

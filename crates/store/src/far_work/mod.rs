@@ -2,6 +2,7 @@
 //!
 //! | module | what it does |
 //! |---|---|
+//! | `local_store` | the store as these threads use it |
 //! | `lanes` | starts and ends the threads, and publishes packs |
 //! | `follow` | follows other stores, and applies what they removed, each removal once |
 //! | `freshness` | whether removals may have been missed |
@@ -14,6 +15,7 @@ pub(crate) mod collect;
 pub(crate) mod follow;
 mod freshness;
 pub(crate) mod lanes;
+pub(crate) mod local_store;
 mod prefetch;
 mod promote;
 mod removal_duty;

@@ -1,19 +1,22 @@
 //! The thread that reads blocks of the far location into DRAM before they are requested.
 //!
-//! While it waits for the location it holds nothing of the store but the far tier and places in DRAM.
+//! While it waits for the location it holds nothing of the store but the far tier, places in DRAM and the table of
+//! namespaces.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use dalsegno_core::{ChainHash, Clock, Deadline};
+use dalsegno_core::{ChainHash, Clock, Deadline, NamespaceId};
 use dalsegno_extent::{BlockRead, BlockTarget};
 use dalsegno_far::{FarShape, FarWanted};
 use dalsegno_io::{Call, Duty, Executor, NextStep, StopSignal};
 
-use crate::engine::Engine;
+use crate::blocks::recent::RecentBlocks;
 use crate::far::prefetches::{PrefetchBatch, PrefetchResult};
 use crate::far::tier::FarTier;
+use crate::far_work::local_store::LocalStore;
 use crate::lookup::lookups::lookup_limit;
+use crate::namespaces::table::NamespaceTable;
 use crate::state::arena::ReservedPlace;
 use crate::state::dram::Leaving;
 use crate::state::recent_removals::RemovalMark;
@@ -26,7 +29,8 @@ const READ: Duration = Duration::from_secs(10);
 pub(super) struct PrefetchDuty {
     far: Arc<FarTier>,
     clock: Arc<dyn Clock>,
-    engine: Weak<Engine>,
+    recent: Weak<RecentBlocks>,
+    namespaces: Arc<NamespaceTable>,
     /// How long a step waits for blocks to prefetch.
     wait: Duration,
 }
@@ -46,27 +50,34 @@ impl PrefetchDuty {
     pub(super) fn new(
         far: &Arc<FarTier>,
         clock: &Arc<dyn Clock>,
-        (engine, executor): (Weak<Engine>, Executor),
+        local: &LocalStore,
+        executor: Executor,
     ) -> Self {
         // A caller that does the work itself has nothing to wait for.
         let wait = if executor == Executor::Inline { Duration::ZERO } else { WAIT };
-        Self { far: Arc::clone(far), clock: Arc::clone(clock), engine, wait }
+        Self {
+            far: Arc::clone(far),
+            clock: Arc::clone(clock),
+            recent: Weak::clone(&local.recent),
+            namespaces: Arc::clone(&local.namespaces),
+            wait,
+        }
     }
 
     /// Reserves places for a batch; `None` if the store or the namespace is gone.
     fn plan(&self, batch: &PrefetchBatch) -> Option<PlannedBatch> {
-        let engine = self.engine.upgrade()?;
-        let layout = engine.namespaces.get(batch.namespace).ok()?.layout();
+        let recent = self.recent.upgrade()?;
+        let layout = self.namespaces.get(batch.namespace).ok()?.layout();
         let shape = FarShape { namespace: batch.namespace, layout, layers: 0..layout.layers() };
         let bytes = usize::try_from(layout.block_bytes()).ok()?;
-        let mark = engine.front.removals.mark();
+        let mark = recent.removals.mark();
         let (wanted, places) = (Vec::new(), Vec::new());
         let mut planned = PlannedBatch { shape, wanted, places, mark, is_full: false };
         for hash in &batch.hashes {
             let found = self.far.find(batch.namespace, hash);
-            let is_here = engine.front.dram.holds(&(batch.namespace, *hash));
+            let is_here = recent.dram.holds(&(batch.namespace, *hash));
             let Some(place) = found.filter(|_| !is_here) else { continue };
-            let Some(mut reserved) = engine.front.dram.reserve(bytes, Leaving::Newcomers) else {
+            let Some(mut reserved) = recent.dram.reserve(bytes, Leaving::Newcomers) else {
                 planned.is_full = true;
                 break;
             };
@@ -91,23 +102,22 @@ impl PrefetchDuty {
         let count = places.len();
         let call = Call::foreground().until(Deadline::At(self.clock.now().after(READ)));
         let read = self.far.begin_read(shape, wanted, &call).finish();
-        let Some(engine) = self.engine.upgrade() else { return failed(count) };
+        let Some(recent) = self.recent.upgrade() else { return failed(count) };
         let mut fetched = Vec::with_capacity(count);
         for ((hash, place), BlockRead { outcome, memory, .. }) in places.into_iter().zip(read) {
             drop(memory);
             let Some(block) = outcome.ok().and_then(|()| place.complete()) else { continue };
             let key = (batch.namespace, hash);
             let limit = lookup_limit(self.clock.as_ref());
-            engine.front.recent.keep(key, Arc::new(block), mark, limit);
+            recent.keep(key, Arc::new(block), mark, limit);
             fetched.push(hash);
         }
         let is_over = is_full || fetched.is_empty() && count > 0;
         PrefetchResult { dropped: count - fetched.len(), fetched, is_over }
     }
 
-    fn block_bytes(&self, namespace: dalsegno_core::NamespaceId) -> Option<u64> {
-        let engine = self.engine.upgrade()?;
-        Some(engine.namespaces.get(namespace).ok()?.layout().block_bytes())
+    fn block_bytes(&self, namespace: NamespaceId) -> Option<u64> {
+        Some(self.namespaces.get(namespace).ok()?.layout().block_bytes())
     }
 }
 

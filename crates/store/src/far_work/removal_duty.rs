@@ -10,7 +10,7 @@ use std::time::Duration;
 use dalsegno_io::{Duty, NextStep, StopSignal};
 use dalsegno_log::LogError;
 
-use crate::engine::Engine;
+use crate::blocks::indexed_log::IndexedLog;
 use crate::far::removal_notes::{Incomplete, RemovalNotes};
 use crate::far::tier::FarTier;
 
@@ -20,7 +20,7 @@ const PAUSE: Duration = Duration::from_secs(3);
 pub(super) struct RemovalDuty {
     pub(super) far: Arc<FarTier>,
     pub(super) notes: Arc<RemovalNotes>,
-    pub(super) engine: Weak<Engine>,
+    pub(super) stored: Weak<IndexedLog>,
 }
 
 impl RemovalDuty {
@@ -42,8 +42,8 @@ impl RemovalDuty {
 
     /// Stores what has changed.
     fn store(&self) -> Result<(), LogError> {
-        let Some(engine) = self.engine.upgrade() else { return Ok(()) };
-        let stored = self.notes.store(engine.log.store_files());
+        let Some(local) = self.stored.upgrade() else { return Ok(()) };
+        let stored = self.notes.store(local.log.store_files());
         if let Err(error) = &stored {
             tracing::debug!(%error, "the record of removals is not stored; this is tried again");
         }

@@ -34,7 +34,8 @@ use crate::engine::{Engine, Front};
 use crate::error::{absolute, no_thread, to_error, unavailable};
 use crate::far::removal_notes::RemovalNotes;
 use crate::far::tier::{FarParts, FarTier, staging_of, writer_id};
-use crate::far_work::lanes::{FarLanes, LocalStore};
+use crate::far_work::lanes::FarLanes;
+use crate::far_work::local_store::LocalStore;
 use crate::jobs::transfers::TransferLanes;
 use crate::lookup::lookups::Lookups;
 use crate::namespaces::registrar::Registrar;
@@ -382,10 +383,16 @@ fn start_helpers(
     }
     let far = match (&engine.far, &engine.front.removal_notes) {
         (Some(far), Some(notes)) => {
-            let notes = Arc::clone(notes);
-            let (engine, writer) = (Arc::downgrade(&engine), Arc::downgrade(&writer));
-            let local = LocalStore { engine, writer, notes, remover: Arc::downgrade(&remover) };
-            Some(FarLanes::start(far, &clock, (local, executor))?)
+            let local = LocalStore {
+                stored: Arc::downgrade(&engine.stored),
+                recent: Arc::downgrade(&engine.front.recent),
+                writer: Arc::downgrade(&writer),
+                remover: Arc::downgrade(&remover),
+                namespaces: namespaces(),
+                removals: removals(),
+                notes: Arc::clone(notes),
+            };
+            Some(FarLanes::start(far, &clock, &local, executor)?)
         }
         _ => None,
     };
