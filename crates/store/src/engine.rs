@@ -7,19 +7,15 @@ use dalsegno_index::Index;
 use dalsegno_log::Log;
 
 use crate::blocks::dropper::Dropper;
-use crate::blocks::indexed_log::IndexedLog;
 use crate::blocks::recent::RecentBlocks;
 use crate::counters::Counters;
 use crate::device::Watched;
-use crate::far::removal_notes::RemovalNotes;
 use crate::far::tier::FarTier;
 use crate::namespaces::table::NamespaceTable;
 use crate::state::dram::Dram;
 use crate::state::failed_reads::FailedReads;
 use crate::state::gauge::ReadGauge;
-use crate::state::hidden_blocks::HiddenBlocks;
 use crate::state::recent_removals::RecentRemovals;
-use crate::state::removal_feed::RemovalFeed;
 use crate::state::speeds::TierSpeeds;
 
 /// The state that the paths share. Background jobs hold it while they are queued or run, and with it the directory.
@@ -30,7 +26,6 @@ pub(crate) struct Engine {
     pub(crate) device: Arc<Watched>,
     pub(crate) log: Log,
     pub(crate) index: Arc<dyn Index>,
-    pub(crate) stored: Arc<IndexedLog>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) namespaces: Arc<NamespaceTable>,
     pub(crate) front: Front,
@@ -43,13 +38,8 @@ pub(crate) struct Engine {
 pub(crate) struct Front {
     pub(crate) dram: Arc<Dram>,
     pub(crate) failed_reads: Arc<FailedReads>,
-    pub(crate) removal_feed: Arc<RemovalFeed>,
     /// What was removed lately, for work that is in progress.
     pub(crate) removals: Arc<RecentRemovals>,
-    /// What is being removed, and that an on-disk index still has.
-    pub(crate) hidden: Arc<HiddenBlocks>,
-    /// The removals that other hosts must follow, if the store has a far tier or had one before.
-    pub(crate) removal_notes: Option<Arc<RemovalNotes>>,
     /// Reads in progress.
     pub(crate) reads: Arc<ReadGauge>,
     /// How fast each tier is.

@@ -79,7 +79,7 @@ pub mod testing {
 
     pub use crate::api::test_access::{HeldSpace, applied, hold_space, step_far};
     pub use crate::far_work::lanes::FarStep;
-    pub use crate::open::assemble::{Parts, Tiers};
+    pub use crate::open::parts::{Parts, Tiers};
     pub use crate::tuning::tuner::Tuner;
     pub use crate::upkeep::scrubber::ScrubRules;
 }

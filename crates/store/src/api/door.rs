@@ -36,7 +36,7 @@ pub(crate) struct Door {
 
 impl Door {
     pub(crate) fn new(store: OpenStore) -> Self {
-        let (id, limits) = (store.engine.log.store(), Arc::clone(&store.engine.limits));
+        let (id, limits) = (store.workers.stored.log.store(), Arc::clone(&store.meters.limits));
         let open = RwLock::new(Some(Arc::new(store)));
         Self { open, last: Mutex::default(), id, limits, process: Process::this() }
     }
@@ -77,7 +77,7 @@ impl Door {
     ///
     /// As [`Self::enter`].
     pub(crate) fn removal_mark(&self) -> Result<RemovalMark> {
-        Ok(self.enter()?.engine.front.removals.mark())
+        Ok(self.enter()?.recent.removals.mark())
     }
 
     /// Whether the store is closed, or this is a forked child.
@@ -92,7 +92,7 @@ impl Door {
     /// In a forked child.
     pub(crate) fn stats(&self) -> Stats {
         match self.enter() {
-            Ok(store) => store.stats(),
+            Ok(store) => store.meters.view(),
             Err(error) => {
                 assert!(error.kind() == ErrorKind::Closed, "{error}");
                 self.last.lock().clone().expect("kept before the store closed")
@@ -103,11 +103,11 @@ impl Door {
     /// Closes the store; `end_transfers` runs first, with the deadline of the whole.
     pub(crate) fn close(&self, end_transfers: impl FnOnce(Deadline, &dyn Clock)) {
         let Ok(store) = self.enter() else { return };
-        let clock = Arc::clone(&store.engine.clock);
+        let clock = Arc::clone(&store.workers.clock);
         let deadline = Deadline::At(clock.now().after(CLOSE_TIMEOUT));
         end_transfers(deadline, clock.as_ref());
-        store.close_periodic_work(deadline);
-        *self.last.lock() = Some(store.stats());
+        store.workers.close_periodic_work(deadline);
+        *self.last.lock() = Some(store.meters.view());
         self.open.write().take();
         while Arc::strong_count(&store) > 1 {
             if deadline.expired(clock.now()) {
@@ -118,10 +118,9 @@ impl Door {
             }
             std::thread::sleep(CLOSE_POLL);
         }
-        store.close_lanes(deadline);
-        store.engine.stored.care.close();
-        store.engine.log.close();
-        *self.last.lock() = Some(store.stats());
+        store.workers.close_lanes(deadline);
+        store.workers.close_log();
+        *self.last.lock() = Some(store.meters.view());
     }
 }
 
@@ -132,11 +131,11 @@ impl Drop for Door {
             std::mem::forget(self.open.get_mut().take());
             std::mem::forget(self.last.get_mut().take());
         } else if let Some(store) = self.open.get_mut() {
-            // While background work runs it holds the engine, and with it the directory.
-            let timeout = Deadline::At(store.engine.clock.now().after(CLOSE_TIMEOUT));
-            store.close_periodic_work(timeout);
-            let timeout = Deadline::At(store.engine.clock.now().after(CLOSE_TIMEOUT));
-            store.close_lanes(timeout);
+            // While background work runs it holds the log, and with it the directory.
+            let workers = &store.workers;
+            let timeout = || Deadline::At(workers.clock.now().after(CLOSE_TIMEOUT));
+            workers.close_periodic_work(timeout());
+            workers.close_lanes(timeout());
         }
     }
 }
@@ -161,9 +160,9 @@ impl Start<'_> {
             Err(closed) => return Transfer::ended(Err(closed)),
         };
         let terms = (self.direction, self.timeout);
-        let transfer = self.lanes.run(terms, &store.engine.clock, refused, work);
+        let transfer = self.lanes.run(terms, &store.workers.clock, refused, work);
         if transfer.is_throttled() {
-            add(&store.engine.counters.throttled_transfers, 1);
+            add(&store.meters.counters.throttled_transfers, 1);
         }
         transfer
     }

@@ -32,7 +32,7 @@ pub(crate) struct StoreHost {
 
 impl LayerHost for StoreHost {
     fn enter(&self) -> Result<Arc<dyn Clock>> {
-        Ok(Arc::clone(&self.door.enter()?.engine.clock))
+        Ok(Arc::clone(&self.door.enter()?.workers.clock))
     }
 
     fn start(&self, work: LayerWork, timeout: Option<Duration>, refused: Error) -> Transfer<()> {
@@ -73,7 +73,7 @@ pub(crate) fn layer_writer(
     let LayerStart { skipped, mark } =
         store.writer.begin_layers(&namespace, span.hashes()?, terms)?;
     let (first, count) = (span.first + skipped, span.count - skipped);
-    let (share, blocks) = gather(&store.engine.front.dram, &namespace, count)?;
+    let (share, blocks) = gather(&store.recent.dram, &namespace, count)?;
     let chain = span.chain[..first + count].to_vec();
     let door = Arc::clone(&host.door);
     let gathered =

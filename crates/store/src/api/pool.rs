@@ -15,12 +15,11 @@ use dalsegno_index::Scope;
 use dalsegno_io::{Backing, Memory, StopSignal};
 
 use crate::api::store::Store;
-use crate::engine::Engine;
-use crate::open::assemble::parts_of;
+use crate::open::parts::parts_of;
 use crate::put::report::PutReport;
 use crate::put::writer::HeldBlock;
 use crate::read::lease::{Acquired, LeasedBlock, acquire};
-use crate::state::arena::{Arena, ArenaBacking, ReservedPlace};
+use crate::state::arena::{Arena, ArenaBacking};
 use crate::state::dram::Leaving;
 use crate::state::recent_removals::RemovalMark;
 use crate::terms::Terms;
@@ -102,7 +101,7 @@ impl Pool {
     /// `Invalid` if other processes cannot map its DRAM tier, or it is off; `Closed`.
     pub fn of(store: Store) -> Result<Self> {
         let open = store.door.enter()?;
-        let arena = open.engine.front.dram.arena();
+        let arena = open.recent.dram.arena();
         let Some((arena, header)) = arena.and_then(|arena| Some((arena, arena.header()?))) else {
             let message = "the pool has no memory; give it at least 64 KiB";
             return Err(Error::invalid(message));
@@ -149,7 +148,7 @@ impl Pool {
         Ok(PoolUse {
             capacity_bytes: self.arena.capacity_bytes(),
             free_bytes: self.arena.free_bytes(),
-            leased_bytes: open.engine.front.dram.leased_bytes(),
+            leased_bytes: open.recent.dram.leased_bytes(),
         })
     }
 
@@ -160,7 +159,7 @@ impl Pool {
     /// `Invalid` if the namespace is not known; `Closed`.
     pub fn block_bytes(&self, namespace: NamespaceId) -> Result<u64> {
         let open = self.store.door.enter()?;
-        Ok(open.engine.namespaces.get(namespace)?.layout().block_bytes())
+        Ok(open.registrar.namespaces.get(namespace)?.layout().block_bytes())
     }
 
     /// Bytes of the place of a block of a namespace. Fails as [`Pool::block_bytes`].
@@ -196,7 +195,7 @@ impl Pool {
         bytes: usize,
         fill: impl FnOnce(&mut Memory) -> std::result::Result<(), E>,
     ) -> std::result::Result<PoolBlock, E> {
-        let place = self.store.door.enter().map(|open| reserve(&open.engine, bytes))?;
+        let place = self.store.door.enter()?.recent.dram.reserve(bytes, Leaving::Any);
         let Some(mut place) = place else {
             let mut memory = Memory::zeroed(bytes.max(1));
             fill(&mut memory)?;
@@ -230,7 +229,7 @@ impl Pool {
         Arrival(mark): Arrival,
     ) -> Result<bool> {
         let open = self.store.door.enter()?;
-        Ok(!open.engine.front.removals.removed_since(mark, namespace, hashes).is_empty())
+        Ok(!open.recent.removals.removed_since(mark, namespace, hashes).is_empty())
     }
 
     /// Puts blocks that were received since `arrival`, as [`Store::put_batch`] does.
@@ -253,8 +252,4 @@ impl Pool {
         let open = self.store.door.enter()?;
         open.writer.put_held(namespace, chain, first, held.collect(), mark, terms)
     }
-}
-
-fn reserve(engine: &Engine, bytes: usize) -> Option<ReservedPlace> {
-    engine.front.dram.reserve(bytes, Leaving::Any)
 }

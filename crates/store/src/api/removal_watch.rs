@@ -7,14 +7,11 @@
 
 use std::sync::{Arc, Weak};
 
-use dalsegno_core::{Deadline, Error, Result};
-use dalsegno_index::{Index, Scope};
+use dalsegno_core::{Error, Result};
 use parking_lot::Mutex;
 
 use crate::api::door::Door;
 use crate::block_key::BlockKey;
-use crate::blocks::finder::are_found;
-use crate::lookup::lookups::{LOOKUP_TIMEOUT, lookup_limit};
 use crate::open::open_store::OpenStore;
 use crate::state::removal_feed::RemovalQueue;
 
@@ -49,8 +46,8 @@ impl RemovalWatch {
             )));
         }
         let store = door.enter()?;
-        let losses = Mutex::new(store.engine.index.losses());
-        let queue = store.engine.front.removal_feed.subscribe(capacity);
+        let losses = Mutex::new(store.lookups.losses());
+        let queue = store.feed.subscribe(capacity);
         Ok(Self { queue, door: Arc::downgrade(door), losses })
     }
 
@@ -58,10 +55,10 @@ impl RemovalWatch {
     /// waits for the store.
     #[must_use]
     pub fn waiting(&self) -> usize {
-        let Some(store) = self.enter().filter(|store| !store.engine.device.is_suspended()) else {
+        let Some(store) = self.enter().filter(|store| !store.lookups.device.is_suspended()) else {
             return 0;
         };
-        self.queue.waiting(store.engine.index.losses() != *self.losses.lock())
+        self.queue.waiting(store.lookups.losses() != *self.losses.lock())
     }
 
     /// Takes the oldest blocks, at most `limit`. Waits at most 100 ms for files of an on-disk index. If they cannot be
@@ -72,21 +69,18 @@ impl RemovalWatch {
         let Some(store) = self.enter() else {
             return Removals { blocks: Vec::new(), is_complete: false };
         };
-        let engine = &store.engine;
-        if engine.device.is_suspended() {
+        let lookups = &store.lookups;
+        if lookups.device.is_suspended() {
             return Removals { blocks: Vec::new(), is_complete: true };
         }
         let (taken, has_gap) = self.queue.take(limit);
-        let lost = engine.index.losses();
+        let lost = lookups.losses();
         let lost_before = std::mem::replace(&mut *self.losses.lock(), lost);
         let is_complete = !has_gap && lost == lost_before;
-        let began = engine.clock.now();
-        let blocks = absent(engine.index.as_ref(), &taken, lookup_limit(engine.clock.as_ref()));
-        if engine.clock.now() >= began.after(LOOKUP_TIMEOUT) {
-            // Blocks that were not found in time may be present.
+        let blocks = lookups.absent(&taken).unwrap_or_else(|| {
             self.queue.put_back(taken);
-            return Removals { blocks: Vec::new(), is_complete };
-        }
+            Vec::new()
+        });
         Removals { blocks, is_complete }
     }
 
@@ -94,19 +88,4 @@ impl RemovalWatch {
     fn enter(&self) -> Option<Arc<OpenStore>> {
         self.door.upgrade()?.enter().ok()
     }
-}
-
-/// Those of some blocks that the index does not have, each once.
-fn absent(index: &dyn Index, taken: &[BlockKey], deadline: Deadline) -> Vec<BlockKey> {
-    let mut seen = std::collections::HashSet::with_capacity(taken.len());
-    let mut gone = Vec::with_capacity(taken.len());
-    // Blocks of an extent leave together, so neighbours mostly share a namespace.
-    for group in taken.chunk_by(|a, b| a.0 == b.0) {
-        let (namespace, hashes) = (group[0].0, group.iter().map(|key| key.1).collect::<Vec<_>>());
-        let found =
-            are_found(hashes.len(), &index.resolve(namespace, &hashes, Scope::Each, deadline));
-        let left = group.iter().zip(found).filter(|(_, is_found)| !is_found);
-        gone.extend(left.map(|(key, _)| *key).filter(|key| seen.insert(*key)));
-    }
-    gone
 }

@@ -34,8 +34,8 @@ impl Drop for HeldSpace {
 /// `Full`, `Poisoned`, `Unavailable`, `Closed`.
 pub fn hold_space(store: &Store, bytes: u64) -> Result<HeldSpace> {
     let store = store.door.enter()?;
-    let place = store.space.reserve(bytes, &Call::foreground()).map_err(to_error)?;
-    Ok(HeldSpace { place, writer: Arc::downgrade(store.engine.log.writer()) })
+    let place = store.workers.space.reserve(bytes, &Call::foreground()).map_err(to_error)?;
+    Ok(HeldSpace { place, writer: Arc::downgrade(store.workers.stored.log.writer()) })
 }
 
 /// Does one step of the far tier on the caller's thread. Does nothing without a far tier, or if threads do the work.
@@ -44,7 +44,7 @@ pub fn hold_space(store: &Store, bytes: u64) -> Result<HeldSpace> {
 ///
 /// `Closed`.
 pub fn step_far(store: &Store, step: FarStep) -> Result<()> {
-    if let Some(far) = &store.door.enter()?.far {
+    if let Some(far) = &store.door.enter()?.workers.far {
         far.step_inline(step);
     }
     Ok(())
@@ -57,10 +57,6 @@ pub fn step_far(store: &Store, step: FarStep) -> Result<()> {
 /// `Closed`.
 pub fn applied(store: &Store) -> Result<Applied> {
     let store = store.door.enter()?;
-    Ok(store
-        .engine
-        .far
-        .as_ref()
-        .map(|far| far.publisher.lock().applied().clone())
-        .unwrap_or_default())
+    let far = store.meters.far.as_ref();
+    Ok(far.map(|far| far.publisher.lock().applied().clone()).unwrap_or_default())
 }

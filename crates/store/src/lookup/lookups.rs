@@ -9,13 +9,15 @@
 //! 5. [`Lookups::locate`] and [`Lookups::touch`] read memory only: they wait for no disk and no far location. A block
 //!    whose index entry is not in memory ends the answer.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{ChainHash, Clock, Deadline, NamespaceId, Result};
 use dalsegno_index::Scope;
 
-use crate::blocks::finder::{Finder, FoundBlocks};
+use crate::block_key::BlockKey;
+use crate::blocks::finder::{Finder, FoundBlocks, are_found};
 use crate::blocks::recent::RecentBlocks;
 use crate::counters::{Counters, add};
 use crate::device::Watched;
@@ -103,6 +105,30 @@ impl Lookups {
             }
         });
         Ok(located(tiers, block_bytes, &self.speeds))
+    }
+
+    /// How much the index has lost so far, without saying which blocks.
+    pub(crate) fn losses(&self) -> u64 {
+        self.finder.stored.index.losses()
+    }
+
+    /// Those of some blocks that the log does not have, each once; `None` if that cannot be found out in time.
+    pub(crate) fn absent(&self, keys: &[BlockKey]) -> Option<Vec<BlockKey>> {
+        let (index, began) = (&self.finder.stored.index, self.clock.now());
+        let limit = Deadline::At(began.after(LOOKUP_TIMEOUT));
+        let mut seen = HashSet::with_capacity(keys.len());
+        let mut gone = Vec::with_capacity(keys.len());
+        // Blocks of an extent leave together, so neighbours mostly share a namespace.
+        for group in keys.chunk_by(|a, b| a.0 == b.0) {
+            let namespace = group[0].0;
+            let hashes: Vec<ChainHash> = group.iter().map(|key| key.1).collect();
+            let runs = index.resolve(namespace, &hashes, Scope::Each, limit);
+            let found = are_found(hashes.len(), &runs);
+            let left = group.iter().zip(found).filter(|(_, is_found)| !is_found);
+            gone.extend(left.map(|(key, _)| *key).filter(|key| seen.insert(*key)));
+        }
+        // Blocks that were not found in time may be present.
+        (self.clock.now() < began.after(LOOKUP_TIMEOUT)).then_some(gone)
     }
 
     fn limit(&self) -> Deadline {

@@ -19,9 +19,10 @@ use crate::api::door::Door;
 use crate::blocks::indexed_log::IndexedLog;
 use crate::error::{to_error, unavailable};
 use crate::offline::verify::{Finding, VerifyReport, verify};
-use crate::open::assemble::{assemble, parts_of};
+use crate::open::assemble::assemble;
 use crate::open::directory::DirectoryReader;
 use crate::open::open_store::OpenStore;
+use crate::open::parts::parts_of;
 
 /// No caller is in the store; this waits for its own background work.
 const PIN_TIMEOUT: Duration = Duration::from_secs(10);
@@ -92,7 +93,7 @@ fn config_for(path: &Path, findings: &[Finding]) -> Result<Config> {
 /// Handles the findings of a check; returns how many segments were rewritten and how many blocks were lost.
 fn rewrite_damaged(store: &OpenStore, findings: &[Finding]) -> Result<(u64, u64)> {
     let files: BTreeSet<&str> = findings.iter().map(|finding| finding.file.as_str()).collect();
-    let reclaimer = &store.space.reclaimer;
+    let reclaimer = &store.workers.space.reclaimer;
     let IndexedLog { log, index, .. } = reclaimer.stored.as_ref();
     let blocks = index.counts().1;
     let mut segments = 0;
@@ -109,7 +110,7 @@ fn rewrite_damaged(store: &OpenStore, findings: &[Finding]) -> Result<(u64, u64)
                 Err(error) => tracing::warn!(file, %error, "damaged file not repaired"),
             }
         } else if namespace_of_file(file).is_some()
-            && let Err(error) = store.engine.device.remove(file)
+            && let Err(error) = store.meters.device.remove(file)
             && !error.is_not_found()
         {
             tracing::warn!(file, %error, "damaged file not repaired");

@@ -5,4 +5,8 @@ pub(crate) mod directory;
 pub(crate) mod far_location;
 pub(crate) mod fill_index;
 pub(crate) mod log_and_index;
+mod meters;
 pub(crate) mod open_store;
+pub(crate) mod parts;
+mod shared_parts;
+mod workers;
