@@ -14,7 +14,6 @@ mod blocks;
 
 mod counters;
 mod device;
-mod engine;
 mod error;
 mod far;
 mod far_work;

@@ -207,7 +207,7 @@ impl Store {
         terms: &Terms,
     ) -> Result<GetReport> {
         let request = GetRequest { chain, out, layer: None, scope };
-        get(&self.door.enter()?.engine, namespace, request, terms)
+        get(&self.door.enter()?.loader, namespace, request, terms)
     }
 
     /// Fills `out[i]` with one layer of block `chain[i]`, up to the first miss.
@@ -224,7 +224,7 @@ impl Store {
         terms: &Terms,
     ) -> Result<GetReport> {
         let request = GetRequest { chain, out, layer: Some(layer), scope: Scope::Prefix };
-        get(&self.door.enter()?.engine, namespace, request, terms)
+        get(&self.door.enter()?.loader, namespace, request, terms)
     }
 
     /// The longest present run of `chain`, to be read in its place in DRAM without a copy. Every byte was verified.
@@ -239,7 +239,7 @@ impl Store {
         chain: &[ChainHash],
         terms: &Terms,
     ) -> Result<Lease> {
-        lease(&self.door.enter()?.engine, namespace, chain, terms)
+        lease(&self.door.enter()?.loader, namespace, chain, terms)
     }
 
     /// How many leading blocks of `chain` are present; it may start at any block of a prompt. While the device does not
@@ -441,7 +441,7 @@ impl Store {
         let door = Arc::clone(&self.door);
         self.start(Direction::Load, timeout).run(Ok(GetReport { outcomes }), move |terms| {
             let request = GetRequest { chain: &chain, out, layer, scope };
-            get(&door.enter()?.engine, namespace, request, terms)
+            get(&door.enter()?.loader, namespace, request, terms)
         })
     }
 

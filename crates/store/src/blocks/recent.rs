@@ -50,7 +50,7 @@ impl RecentBlocks {
         self.remove_unless_known(key, mark, deadline);
     }
 
-    pub(crate) fn remove_unless_known(&self, key: BlockKey, mark: RemovalMark, deadline: Deadline) {
+    fn remove_unless_known(&self, key: BlockKey, mark: RemovalMark, deadline: Deadline) {
         if self.removals.is_removed_since(mark, &key) || !self.finder.knows(key, deadline) {
             self.dram.remove(key.0, &[key.1]);
         }

@@ -145,7 +145,7 @@ fn start(
         _ => None,
     };
     let store = OpenStore {
-        engine: shared.engine(),
+        loader: shared.loader(),
         lookups: shared.lookups(),
         writer,
         remover,

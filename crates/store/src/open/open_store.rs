@@ -6,12 +6,12 @@ use std::time::Duration;
 use dalsegno_core::{ChainHash, NamespaceId, Result};
 
 use crate::blocks::recent::RecentBlocks;
-use crate::engine::Engine;
 use crate::lookup::lookups::Lookups;
 use crate::namespaces::registrar::Registrar;
 use crate::open::meters::Meters;
 use crate::open::workers::Workers;
 use crate::put::writer::Writer;
+use crate::read::loader::Loader;
 use crate::remove::remover::{PublishRemovals, RemovalOrigin, Remover};
 use crate::state::removal_feed::RemovalFeed;
 use crate::terms::Terms;
@@ -22,7 +22,7 @@ pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The parts of an open store. Every call holds it until it ends, and with it the directory.
 #[derive(Debug)]
 pub(crate) struct OpenStore {
-    pub(crate) engine: Arc<Engine>,
+    pub(crate) loader: Loader,
     pub(crate) lookups: Lookups,
     pub(crate) writer: Arc<Writer>,
     pub(crate) remover: Arc<Remover>,

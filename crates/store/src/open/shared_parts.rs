@@ -15,7 +15,6 @@ use crate::blocks::indexed_log::IndexedLog;
 use crate::blocks::recent::RecentBlocks;
 use crate::counters::Counters;
 use crate::device::Watched;
-use crate::engine::{Engine, Front};
 use crate::far::removal_notes::RemovalNotes;
 use crate::far::tier::FarTier;
 use crate::far_work::local_store::LocalStore;
@@ -28,6 +27,7 @@ use crate::put::pending::Pending;
 use crate::put::plan::{ADMISSION_BYTES, PutPlanner};
 use crate::put::publish::ExtentPublisher;
 use crate::put::writer::Writer;
+use crate::read::loader::{LoadTiers, Loader};
 use crate::remove::local::LocalRemover;
 use crate::remove::remover::Remover;
 use crate::rewrite::merge_row::RowMerger;
@@ -79,28 +79,24 @@ impl SharedParts {
         self.finder().far.clone()
     }
 
-    /// Temporary.
-    pub(super) fn engine(&self) -> Arc<Engine> {
-        let recent = self.recent();
-        Arc::new(Engine {
-            limits: Arc::clone(&self.limits),
-            clock: Arc::clone(&self.clock),
+    pub(super) fn loader(&self) -> Loader {
+        let tiers = LoadTiers {
+            finder: self.finder(),
+            recent: self.recent(),
+            stored: self.stored(),
             device: Arc::clone(&self.device),
-            log: self.stored().log.clone(),
-            index: Arc::clone(&self.stored().index),
-            counters: Arc::clone(&self.counters),
+            dropper: Arc::clone(&self.dropper),
+            failed_reads: Arc::clone(&self.failed_reads),
+            speeds: Arc::clone(&self.speeds),
+            admission: self.limits.dram_admission,
+            clock: Arc::clone(&self.clock),
+        };
+        Loader {
+            tiers,
             namespaces: Arc::clone(&self.namespaces),
-            front: Front {
-                dram: Arc::clone(&recent.dram),
-                failed_reads: Arc::clone(&self.failed_reads),
-                removals: self.removals(),
-                reads: Arc::clone(&self.reads),
-                speeds: Arc::clone(&self.speeds),
-                recent,
-                dropper: Arc::clone(&self.dropper),
-            },
-            far: self.far(),
-        })
+            reads: Arc::clone(&self.reads),
+            counters: Arc::clone(&self.counters),
+        }
     }
 
     pub(super) fn lookups(&self) -> Lookups {

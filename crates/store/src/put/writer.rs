@@ -1,9 +1,8 @@
 //! Putting blocks.
 //!
 //! 1. A put first writes an extent, then inserts it into the index. A crash in between loses the put, nothing else.
-//! 2. A block that is present, or that another put is writing, is not written again, unless a get failed to read it.
-//! 3. If the namespace asks for compression, the caller's thread compresses an extent before space is reserved for it.
-//! 4. A call that is over waits for nothing more: a block without space by then ends as failed.
+//! 2. If the namespace asks for compression, the caller's thread compresses an extent before space is reserved for it.
+//! 3. A call that is over waits for nothing more: a block without space by then ends as failed.
 
 use std::sync::Arc;
 

@@ -8,8 +8,8 @@ use dalsegno_far::FarReading;
 use dalsegno_io::Call;
 
 use crate::block_key::BlockKey;
-use crate::engine::Engine;
 use crate::far::tier::FarBlock;
+use crate::read::loader::LoadTiers;
 
 /// How long a get waits for blocks that are being prefetched. Then it reads them itself.
 const PREFETCH_WAIT: Duration = Duration::from_millis(100);
@@ -71,12 +71,12 @@ impl PrefetchedPart {
     /// Takes those out of `blocks` that are being prefetched. The others are not prefetched any more, because the get
     /// reads them.
     pub(super) fn take(
-        engine: &Engine,
+        tiers: &LoadTiers,
         blocks: &mut Vec<FarBlock>,
         key: impl Fn(usize) -> BlockKey,
     ) -> Self {
         let (mut taken, mut chains) = (Vec::new(), Vec::new());
-        if let (Some(far), Some(first)) = (&engine.far, blocks.first()) {
+        if let (Some(far), Some(first)) = (&tiers.finder.far, blocks.first()) {
             let (namespace, _) = key(first.at);
             let hashes: Vec<ChainHash> = blocks.iter().map(|block| key(block.at).1).collect();
             chains = far.take_over(namespace, &hashes);
@@ -88,13 +88,13 @@ impl PrefetchedPart {
 
 /// The copies at the far location of blocks that the log could not return, as long as the call has time left.
 pub(super) fn far_copies(
-    engine: &Engine,
+    tiers: &LoadTiers,
     lost: impl Iterator<Item = usize>,
     key: impl Fn(usize) -> BlockKey,
     call: &Call,
 ) -> Vec<FarBlock> {
-    let far = engine.far.as_ref().filter(|far| !far.is_suspended());
-    let Some(far) = far.filter(|_| call.timeout(engine.clock.as_ref()).is_ok()) else {
+    let far = tiers.finder.responding_far();
+    let Some(far) = far.filter(|_| call.timeout(tiers.clock.as_ref()).is_ok()) else {
         return Vec::new();
     };
     let found = |at: usize| {
@@ -105,8 +105,8 @@ pub(super) fn far_copies(
 }
 
 /// Waits until none of some blocks is being prefetched, but only for a while.
-pub(super) fn wait_for_prefetch(engine: &Engine, keys: &[BlockKey], call: &Call) {
-    let Ok(left) = call.timeout(engine.clock.as_ref()) else { return };
+pub(super) fn wait_for_prefetch(tiers: &LoadTiers, keys: &[BlockKey], call: &Call) {
+    let Ok(left) = call.timeout(tiers.clock.as_ref()) else { return };
     let timeout = left.unwrap_or(PREFETCH_WAIT).min(PREFETCH_WAIT);
-    engine.far.iter().for_each(|far| far.wait_for_prefetch(keys, timeout));
+    tiers.finder.far.iter().for_each(|far| far.wait_for_prefetch(keys, timeout));
 }

@@ -19,19 +19,18 @@ use std::time::Duration;
 use dalsegno_core::{ChainHash, DramAdmission, Namespace};
 use dalsegno_extent::{BlockRead, BlockTarget, Cause, ExtentRead};
 use dalsegno_far::{FarShape, FarWanted};
-use dalsegno_index::{Run, Scope, note_use};
+use dalsegno_index::{Run, Scope};
 use dalsegno_io::{Call, Operation};
 
 use crate::block_key::BlockKey;
-use crate::engine::Engine;
+use crate::blocks::finder::FoundBlocks;
 use crate::far::promotions::PromotedBlock;
 use crate::far::tier::FarBlock;
 use crate::read::far_part::{FarPart, FarPartRead, PrefetchedPart, far_copies, wait_for_prefetch};
+use crate::read::loader::LoadTiers;
 use crate::read::outcome::Outcome;
-use crate::read::quarantine::quarantine;
 use crate::read::run_parts::{missing_parts, positions_of};
 use crate::read::wanted::Wanted;
-use crate::read::whereabouts::{Whereabouts, bring_to_dram, remove_unless_known};
 use crate::state::arena::{PlacedBlock, ReservedPlace};
 use crate::state::dram::Leaving;
 use crate::state::recent_removals::RemovalMark;
@@ -46,7 +45,7 @@ struct PlacedRead {
 
 /// A get under way.
 pub(super) struct Get<'a> {
-    engine: &'a Engine,
+    tiers: &'a LoadTiers,
     namespace: &'a Namespace,
     chain: &'a [ChainHash],
     layers: Range<u32>,
@@ -62,15 +61,15 @@ pub(super) struct Get<'a> {
 
 impl<'a> Get<'a> {
     pub(super) fn new(
-        engine: &'a Engine,
+        tiers: &'a LoadTiers,
         namespace: &'a Namespace,
         chain: &'a [ChainHash],
         layers: Range<u32>,
         call: &'a Call,
     ) -> Self {
         let outcomes = vec![Outcome::Absent; chain.len()];
-        let (placed, leased, mark) = (HashMap::new(), Vec::new(), engine.front.removals.mark());
-        Self { engine, namespace, chain, layers, call, mark, placed, outcomes, leased }
+        let (placed, leased, mark) = (HashMap::new(), Vec::new(), tiers.recent.removals.mark());
+        Self { tiers, namespace, chain, layers, call, mark, placed, outcomes, leased }
     }
 
     pub(super) fn run(&mut self, wanted: impl Iterator<Item = Wanted>, scope: Scope) {
@@ -79,16 +78,15 @@ impl<'a> Get<'a> {
             self.leased.resize(out.len(), None);
         }
         // DRAM holds only blocks that one of the indexes knows.
-        let (engine, deadline) = (self.engine, self.call.deadline);
-        let Whereabouts { near, mut far } =
-            Whereabouts::find(engine, self.namespace.id(), self.chain, scope, deadline);
-        note_use(engine.index.as_ref(), &near, engine.log.segments().round(), deadline);
-        let began = engine.clock.now();
+        let (finder, deadline) = (&self.tiers.finder, self.call.deadline);
+        let FoundBlocks { near, mut far } =
+            finder.find_used(self.namespace.id(), self.chain, scope, deadline);
+        let began = self.tiers.clock.now();
         self.take_dram(&near, &mut out);
         self.take_far_dram(&far, &mut out);
         if self.leased.is_empty() {
             let hits = self.outcomes.iter().filter(|one| one.is_hit()).count();
-            self.note_speed(BlockTier::Dram, hits, self.engine.clock.now().since(began));
+            self.note_speed(BlockTier::Dram, hits, self.tiers.clock.now().since(began));
         } else {
             let mut positions: Vec<usize> = near.iter().flat_map(positions_of).collect();
             positions.extend(far.iter().map(|block| block.at));
@@ -98,11 +96,11 @@ impl<'a> Get<'a> {
         let rest = near.iter().flat_map(|run| missing_parts(run, &out)).collect();
         far.retain(|block| out[block.at].is_some());
         let key = |at: usize| (self.namespace.id(), self.chain[at]);
-        let prefetched = PrefetchedPart::take(self.engine, &mut far, key);
+        let prefetched = PrefetchedPart::take(self.tiers, &mut far, key);
         let mut parts: Vec<FarPart<'a>> = self.begin_far(far, &mut out).into_iter().collect();
         self.take_log(rest, &mut out, &mut parts);
         let is_lost = |at: &usize| out[*at].is_some() && self.outcomes[*at].is_lost();
-        let copies = far_copies(self.engine, (0..out.len()).filter(is_lost), key, self.call);
+        let copies = far_copies(self.tiers, (0..out.len()).filter(is_lost), key, self.call);
         parts.extend(self.begin_far(copies, &mut out));
         for part in parts {
             self.settle_far(part);
@@ -112,12 +110,12 @@ impl<'a> Get<'a> {
 
     /// Serves the blocks of the log that DRAM holds.
     fn take_dram(&mut self, runs: &[Run], out: &mut [Option<Wanted>]) {
-        if self.engine.front.dram.is_off() {
+        if self.tiers.recent.dram.is_off() {
             return;
         }
         for run in runs {
             let hashes = &self.chain[positions_of(run)];
-            let found = self.engine.front.dram.get(self.namespace.id(), hashes);
+            let found = self.tiers.recent.dram.get(self.namespace.id(), hashes);
             for (at, block) in positions_of(run).zip(found) {
                 if let Some(block) = block {
                     self.serve(at, block, out);
@@ -128,11 +126,11 @@ impl<'a> Get<'a> {
 
     /// Serves the blocks of the far tier that DRAM holds.
     fn take_far_dram(&mut self, blocks: &[FarBlock], out: &mut [Option<Wanted>]) {
-        if self.engine.front.dram.is_off() || blocks.is_empty() {
+        if self.tiers.recent.dram.is_off() || blocks.is_empty() {
             return;
         }
         let hashes: Vec<ChainHash> = blocks.iter().map(|block| self.chain[block.at]).collect();
-        let found = self.engine.front.dram.get(self.namespace.id(), &hashes);
+        let found = self.tiers.recent.dram.get(self.namespace.id(), &hashes);
         for (FarBlock { at, .. }, block) in blocks.iter().zip(found) {
             if let Some(block) = block {
                 self.note_far(*at, || PromotedBlock::Placed(Arc::clone(&block)));
@@ -180,7 +178,7 @@ impl<'a> Get<'a> {
         out: &mut [Option<Wanted>],
     ) -> Option<FarPart<'a>> {
         blocks.retain(|block| out[block.at].is_some());
-        let far = self.engine.far.as_ref().filter(|_| !blocks.is_empty())?;
+        let far = self.tiers.finder.far.as_ref().filter(|_| !blocks.is_empty())?;
         let mut wanted = Vec::with_capacity(blocks.len());
         for FarBlock { at, place } in &blocks {
             let memory = out[*at].take().expect("filtered above");
@@ -190,7 +188,7 @@ impl<'a> Get<'a> {
         let (namespace, layout) = (self.namespace.id(), self.namespace.layout());
         let shape = FarShape { namespace, layout, layers: self.layers.clone() };
         let reading = far.begin_read(shape, wanted, self.call);
-        Some(FarPart::begin(blocks, reading, self.engine.clock.as_ref()))
+        Some(FarPart::begin(blocks, reading, self.tiers.clock.as_ref()))
     }
 
     /// Applies the results of a read from the far tier.
@@ -210,7 +208,7 @@ impl<'a> Get<'a> {
             self.outcomes[at] = Outcome::Far;
             let key = (self.namespace.id(), self.chain[at]);
             if was_lost {
-                self.engine.far.iter().for_each(|far| far.count_rescued());
+                self.tiers.finder.far.iter().for_each(|far| far.count_rescued());
             }
             if let Some(placed) = self.placed.remove(&at) {
                 drop(block.memory);
@@ -218,7 +216,8 @@ impl<'a> Get<'a> {
                 self.note_far(at, || PromotedBlock::Placed(block));
             } else if self.is_whole() {
                 if self.admits() {
-                    bring_to_dram(self.engine, key, &block.memory, (self.mark, self.call.deadline));
+                    let recent = &self.tiers.recent;
+                    recent.copy_in(key, &block.memory, self.mark, self.call.deadline);
                 }
                 self.note_far(at, || PromotedBlock::copy_of(&block.memory));
             }
@@ -231,7 +230,7 @@ impl<'a> Get<'a> {
         if !blocks.is_empty() {
             let key = |block: &FarBlock| (self.namespace.id(), self.chain[block.at]);
             let keys: Vec<BlockKey> = blocks.iter().map(key).collect();
-            wait_for_prefetch(self.engine, &keys, self.call);
+            wait_for_prefetch(self.tiers, &keys, self.call);
             self.take_far_dram(&blocks, out);
             // A lease has the place of the prefetched block.
             self.placed.retain(|at, _| out[*at].is_some());
@@ -240,7 +239,7 @@ impl<'a> Get<'a> {
             }
         }
         if self.outcomes.contains(&Outcome::Far) {
-            self.engine.far.iter().for_each(|far| far.prefetch(&chains));
+            self.tiers.finder.far.iter().for_each(|far| far.prefetch(&chains));
         }
     }
 
@@ -251,14 +250,14 @@ impl<'a> Get<'a> {
 
     fn note_speed(&self, tier: BlockTier, blocks: usize, took: Duration) {
         let bytes = (blocks * self.block_bytes()) as u64;
-        self.engine.front.speeds.note(tier, bytes, took);
+        self.tiers.speeds.note(tier, bytes, took);
     }
 
     /// Reads blocks from the log; looks up once more those that were moved meanwhile.
     fn take_log(&mut self, runs: Vec<Run>, out: &mut [Option<Wanted>], far: &mut [FarPart<'_>]) {
-        if self.engine.device.refuses(Operation::Read, self.call) {
+        if self.tiers.device.refuses(Operation::Read, self.call) {
             let blocks: u64 = runs.iter().map(|run| u64::from(run.count)).sum();
-            self.engine.log.stats().count_miss(Cause::Suspended, blocks);
+            self.tiers.stored.log.stats().count_miss(Cause::Suspended, blocks);
             return self.lose(runs.iter().flat_map(positions_of), Cause::Suspended);
         }
         let positions: Vec<usize> = (0..self.chain.len()).collect();
@@ -267,7 +266,7 @@ impl<'a> Get<'a> {
             return;
         }
         let hashes: Vec<ChainHash> = moved.iter().map(|at| self.chain[*at]).collect();
-        let (index, deadline) = (&self.engine.index, self.call.deadline);
+        let (index, deadline) = (&self.tiers.stored.index, self.call.deadline);
         let runs = index.resolve(self.namespace.id(), &hashes, Scope::Each, deadline);
         let moved_again = self.read_runs(runs, &moved, (out, far));
         self.lose(moved_again, Cause::Recycled);
@@ -275,7 +274,7 @@ impl<'a> Get<'a> {
 
     /// Notes a hit of a block that only the far tier has. The second one copies it to the log.
     fn note_far(&self, at: usize, block: impl FnOnce() -> PromotedBlock) {
-        if let Some(far) = &self.engine.far {
+        if let Some(far) = &self.tiers.finder.far {
             far.note_hit(self.namespace.id(), &self.chain[..=at], self.mark, block);
             far.note_prefetch_use(&(self.namespace.id(), self.chain[at]));
         }
@@ -302,16 +301,12 @@ impl<'a> Get<'a> {
         for run in runs {
             if run.extent.layout != self.namespace.layout() {
                 // Its checksum is right, but no put made it: its blocks do not fit the caller's memory.
-                quarantine(
-                    self.engine,
-                    &run.extent,
-                    &[(run.first_block, Cause::WrongPlace)],
-                    self.call.deadline,
-                );
+                let damaged = [(run.first_block, Cause::WrongPlace)];
+                self.tiers.dropper.quarantine(&run.extent, &damaged, self.call.deadline);
                 self.lose(positions[positions_of(&run)].iter().copied(), Cause::WrongPlace);
                 continue;
             }
-            let Some(pin) = self.engine.log.pin(run.extent.location) else {
+            let Some(pin) = self.tiers.stored.log.pin(run.extent.location) else {
                 moved.extend_from_slice(&positions[positions_of(&run)]);
                 continue;
             };
@@ -320,11 +315,11 @@ impl<'a> Get<'a> {
             read_runs.push(run);
         }
         let mut meanwhile = || far.iter_mut().fold(false, |more, part| part.advance() | more);
-        let began = self.engine.clock.now();
-        let results = self.engine.log.read_with(reads, self.call, &mut meanwhile);
+        let began = self.tiers.clock.now();
+        let results = self.tiers.stored.log.read_with(reads, self.call, &mut meanwhile);
         drop(pins);
         let hits = results.iter().flatten().filter(|read| read.outcome.is_ok()).count();
-        self.note_speed(BlockTier::Log, hits, self.engine.clock.now().since(began));
+        self.note_speed(BlockTier::Log, hits, self.tiers.clock.now().since(began));
         for (run, blocks) in read_runs.iter().zip(results) {
             self.settle(run, positions, blocks, out);
         }
@@ -383,13 +378,13 @@ impl<'a> Get<'a> {
 
     /// Whether DRAM admits the blocks that are read.
     fn admits(&self) -> bool {
-        self.is_whole() && self.engine.limits.dram_admission == DramAdmission::Get
+        self.is_whole() && self.tiers.admission == DramAdmission::Get
     }
 
     /// A place in DRAM for one block of this get, if there is one.
     fn place(&self, leaving: Leaving) -> Option<ReservedPlace> {
         let bytes = usize::try_from(self.namespace.layout().block_bytes()).ok()?;
-        self.engine.front.dram.reserve(bytes, leaving)
+        self.tiers.recent.dram.reserve(bytes, leaving)
     }
 
     /// Applies the results of a run: outcomes, DRAM, quarantine.
@@ -414,8 +409,8 @@ impl<'a> Get<'a> {
                         drop(block.memory);
                         drop(self.settle_placed(at, key, placed));
                     } else if admits {
-                        let terms = (self.mark, self.call.deadline);
-                        bring_to_dram(self.engine, key, &block.memory, terms);
+                        let recent = &self.tiers.recent;
+                        recent.copy_in(key, &block.memory, self.mark, self.call.deadline);
                     }
                 }
                 Err(cause) => {
@@ -430,9 +425,9 @@ impl<'a> Get<'a> {
                 }
             }
         }
-        quarantine(self.engine, &run.extent, &damaged, self.call.deadline);
-        self.engine.front.failed_reads.note(self.namespace.id(), &failed);
-        self.engine.front.failed_reads.forget(self.namespace.id(), &read);
+        self.tiers.dropper.quarantine(&run.extent, &damaged, self.call.deadline);
+        self.tiers.failed_reads.note(self.namespace.id(), &failed);
+        self.tiers.failed_reads.forget(self.namespace.id(), &read);
     }
 
     /// Gives a verified block to the caller, and keeps it in its place, unless it was removed or evicted while it was
@@ -443,8 +438,8 @@ impl<'a> Get<'a> {
         if placed.is_leased {
             self.leased[at] = Some(Arc::clone(&block));
         }
-        self.engine.front.dram.keep(key, Arc::clone(&block));
-        remove_unless_known(self.engine, key, (self.mark, self.call.deadline));
+        let deadline = self.call.deadline;
+        self.tiers.recent.keep(key, Arc::clone(&block), self.mark, deadline);
         block
     }
 }

@@ -4,8 +4,8 @@ use dalsegno_core::{ChainHash, NamespaceId, Result};
 use dalsegno_index::Scope;
 use dalsegno_io::Memory;
 
-use crate::engine::Engine;
 use crate::read::get::Get;
+use crate::read::loader::Loader;
 use crate::read::outcome::{GetReport, count};
 use crate::read::wanted::Wanted;
 use crate::sizes::check_get;
@@ -22,21 +22,21 @@ pub(crate) struct GetRequest<'a> {
 
 /// See [`Store::get_batch`](crate::Store::get_batch) and [`Store::retrieve_layer`](crate::Store::retrieve_layer).
 pub(crate) fn get(
-    engine: &Engine,
+    loader: &Loader,
     namespace: NamespaceId,
     request: GetRequest<'_>,
     terms: &Terms,
 ) -> Result<GetReport> {
     let GetRequest { chain, out, layer, scope } = request;
-    let namespace = engine.namespaces.get(namespace)?;
+    let namespace = loader.namespaces.get(namespace)?;
     let layout = namespace.layout();
     let layers = check_get(layout, chain, &out, layer)?;
     let bytes = u64::from(layers.end - layers.start) * u64::from(layout.slice_bytes());
-    let call = terms.call(engine.clock.as_ref());
-    let _in_progress = engine.front.reads.begin();
-    let mut get = Get::new(engine, &namespace, chain, layers, &call);
+    let call = terms.call(loader.tiers.clock.as_ref());
+    let _in_progress = loader.reads.begin();
+    let mut get = Get::new(&loader.tiers, &namespace, chain, layers, &call);
     get.run(out.into_iter().map(Wanted::Copy), scope);
     let report = GetReport { outcomes: get.outcomes };
-    count(&engine.counters, &report, bytes);
+    count(&loader.counters, &report, bytes);
     Ok(report)
 }

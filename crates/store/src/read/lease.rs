@@ -11,9 +11,9 @@ use dalsegno_core::{ChainHash, Namespace, NamespaceId, Result};
 use dalsegno_extent::Cause;
 use dalsegno_index::Scope;
 
-use crate::engine::Engine;
+use crate::lookup::lookups::lookup_limit;
 use crate::read::get::Get;
-use crate::read::lookup::lookup_limit;
+use crate::read::loader::Loader;
 use crate::read::outcome::{GetReport, Outcome, count};
 use crate::read::wanted::Wanted;
 use crate::state::arena::{Arena, PlacedBlock};
@@ -119,60 +119,60 @@ pub struct Acquired {
 
 /// Finds blocks, and keeps them in their places: how each ended, and the hits by their positions.
 fn find(
-    engine: &Engine,
+    loader: &Loader,
     namespace: &Namespace,
     (hashes, scope): (&[ChainHash], Scope),
     terms: &Terms,
 ) -> (GetReport, Vec<Option<Arc<PlacedBlock>>>) {
     let layout = namespace.layout();
-    let call = terms.call(engine.clock.as_ref());
-    let _in_progress = engine.front.reads.begin();
-    let mut get = Get::new(engine, namespace, hashes, 0..layout.layers(), &call);
+    let call = terms.call(loader.tiers.clock.as_ref());
+    let _in_progress = loader.reads.begin();
+    let mut get = Get::new(&loader.tiers, namespace, hashes, 0..layout.layers(), &call);
     get.run(hashes.iter().map(|_| Wanted::Lease), scope);
     let Get { outcomes, leased, .. } = get;
     let report = GetReport { outcomes };
-    count(&engine.counters, &report, layout.block_bytes());
+    count(&loader.counters, &report, layout.block_bytes());
     (report, leased)
 }
 
 /// See [`Pool::acquire`](crate::Pool::acquire).
 pub(crate) fn acquire(
-    engine: &Engine,
+    loader: &Loader,
     namespace: NamespaceId,
     (hashes, scope): (&[ChainHash], Scope),
     most_bytes: u64,
     terms: &Terms,
 ) -> Result<Acquired> {
-    let namespace = engine.namespaces.get(namespace)?;
+    let namespace = loader.namespaces.get(namespace)?;
     let block_bytes = namespace.layout().block_bytes();
     let place_bytes = usize::try_from(block_bytes).map_or(u64::MAX, Arena::place_bytes);
     let most = usize::try_from(most_bytes / place_bytes).unwrap_or(usize::MAX).max(1);
     let hashes = &hashes[..hashes.len().min(most)];
-    let (report, leased) = find(engine, &namespace, (hashes, scope), terms);
+    let (report, leased) = find(loader, &namespace, (hashes, scope), terms);
     let blocks = leased.into_iter().flatten().map(LeasedBlock).collect();
     Ok(Acquired { blocks, outcomes: report.outcomes })
 }
 
 /// See [`Store::lease`](crate::Store::lease).
 pub(crate) fn lease(
-    engine: &Engine,
+    loader: &Loader,
     namespace: NamespaceId,
     chain: &[ChainHash],
     terms: &Terms,
 ) -> Result<Lease> {
-    let namespace = engine.namespaces.get(namespace)?;
+    let namespace = loader.namespaces.get(namespace)?;
     let bytes = usize::try_from(namespace.layout().block_bytes()).expect("64-bit addresses");
-    let mut share = engine.front.dram.lease_share(bytes, chain.len());
+    let mut share = loader.tiers.recent.dram.lease_share(bytes, chain.len());
     let (asked, further) = chain.split_at(share.count());
-    let (report, leased) = find(engine, &namespace, (asked, Scope::Prefix), terms);
+    let (report, leased) = find(loader, &namespace, (asked, Scope::Prefix), terms);
     let hits = report.leading_blocks();
     let blocks: Vec<_> = leased.into_iter().take(hits).map(|one| one.expect("a hit")).collect();
     share.shrink(hits);
     let is_truncated = match report.outcomes.get(hits) {
         Some(outcome) => *outcome == Outcome::Lost(Cause::Throttled),
         None => further.first().is_some_and(|hash| {
-            let limit = lookup_limit(engine);
-            engine.index.probe(namespace.id(), std::slice::from_ref(hash), limit) == 1
+            let limit = lookup_limit(loader.tiers.clock.as_ref());
+            loader.tiers.stored.index.probe(namespace.id(), std::slice::from_ref(hash), limit) == 1
         }),
     };
     Ok(Lease { blocks, is_truncated, _share: share })

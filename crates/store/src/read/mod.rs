@@ -1,12 +1,10 @@
-//! Finding blocks and reading them.
+//! Loading blocks: gets and leases.
 
 mod far_part;
 pub(crate) mod get;
 pub(crate) mod get_blocks;
 pub(crate) mod lease;
-pub(crate) mod lookup;
+pub(crate) mod loader;
 pub(crate) mod outcome;
-pub(crate) mod quarantine;
 mod run_parts;
 mod wanted;
-pub(crate) mod whereabouts;

@@ -106,7 +106,7 @@ pub(crate) struct Merged {
 
 /// Merges of one lineage.
 pub(crate) struct Merge<'a> {
-    pub(crate) merger: &'a RowMerger,
+    pub(crate) rows: &'a RowMerger,
     pub(crate) rules: &'a MergeRules,
     /// Says whether the store is being closed.
     pub(crate) stop: &'a StopSignal,
@@ -122,7 +122,7 @@ impl Merge<'_> {
     ) -> Result<Option<Merged>, Skip> {
         let extents = self.lineage(due);
         let Some(first) = extents.first() else { return Ok(None) };
-        self.merger.stored.log.check_writable()?;
+        self.rows.stored.log.check_writable()?;
         let pieces = self.pieces(&extents);
         let bounds = (most_blocks(first.layout.layers()), spare_bytes);
         let Some(run) = choose(&pieces, due.is_quiet, self.rules, bounds) else {
@@ -131,7 +131,7 @@ impl Merge<'_> {
         let (fresh_bytes, moved_bytes) = fresh_and_moved(&pieces[run.clone()]);
         let row: Vec<&Extent> = extents[run].iter().map(Arc::as_ref).collect();
         self.merge_row(&row, buffer)?;
-        let counters = &self.merger.counters.merging;
+        let counters = &self.rows.counters.merging;
         add(&counters.merges, 1);
         add(&counters.extents, row.len() as u64);
         add(&counters.bytes, fresh_bytes + moved_bytes);
@@ -146,7 +146,7 @@ impl Merge<'_> {
         // Only a few more than there should be: behind them come other lineages.
         let page = due.extents.clamp(8, MOST_EXTENTS) + 8;
         while extents.len() < MOST_EXTENTS {
-            let found = self.merger.stored.index.scan((namespace, lineage, from), page);
+            let found = self.rows.stored.index.scan((namespace, lineage, from), page);
             let is_last = found.len() < page;
             let count = extents.len();
             let is_ours = |extent: &Arc<Extent>| is_of(extent, due.lineage);
@@ -161,17 +161,13 @@ impl Merge<'_> {
     }
 
     fn pieces(&self, extents: &[Arc<Extent>]) -> Vec<Piece> {
+        let index = &self.rows.stored.index;
         let mut pieces = Vec::with_capacity(extents.len());
         for (at, extent) in extents.iter().enumerate() {
             let bytes = u64::from(extent.block_count()) * extent.layout.block_bytes();
             // An extent that is too large is not merged, however many of its blocks are visible.
             let is_whole = self.rules.is_small(bytes)
-                && self
-                    .merger
-                    .stored
-                    .index
-                    .live_blocks(extent)
-                    .is_ok_and(|live| !live.contains(&false));
+                && index.live_blocks(extent).is_ok_and(|live| !live.contains(&false));
             pieces.push(Piece {
                 blocks: extent.block_count(),
                 bytes,
@@ -190,7 +186,7 @@ impl Merge<'_> {
         let block_bytes = usize::try_from(new.layout.block_bytes()).expect("64-bit addresses");
         let bytes = buffer.of(all.len() * block_bytes);
         self.read_row(row, &all, bytes)?;
-        let RowMerger { stored, namespaces, .. } = self.merger;
+        let RowMerger { stored, namespaces, .. } = self.rows;
         let compression = namespaces.compression(new.namespace);
         let call = Call::background();
         let appended = lend(|lender| {
@@ -220,13 +216,13 @@ impl Merge<'_> {
         let parts = all.chunks(at_once).zip(bytes.chunks_mut(at_once * block_bytes));
         for (spots, bytes) in parts {
             self.yield_to_reads()?;
-            let outcomes = read_blocks(&self.merger.stored.log, row, spots, bytes);
+            let outcomes = read_blocks(&self.rows.stored.log, row, spots, bytes);
             for (spot, outcome) in spots.iter().zip(outcomes) {
                 match outcome {
                     Ok(()) => {}
                     Err(cause) if cause.is_damage() => {
                         let damaged = [(spot.1, cause)];
-                        self.merger.dropper.quarantine(row[spot.0], &damaged, Deadline::Never);
+                        self.rows.dropper.quarantine(row[spot.0], &damaged, Deadline::Never);
                         return Err(Skip::Damaged);
                     }
                     Err(Cause::Recycled) => return Err(Skip::Changed),
@@ -239,7 +235,7 @@ impl Merge<'_> {
 
     /// Lets the index refer to the new extent where it still refers to the old ones.
     fn refer_to(&self, row: &[&Extent], appended: Appended, call: &Call) {
-        let IndexedLog { log, index, care } = self.merger.stored.as_ref();
+        let IndexedLog { log, index, care } = self.rows.stored.as_ref();
         let Appended { extent, pin } = appended;
         care.before_write(call);
         // The old references stay if the index cannot read them.
@@ -256,7 +252,7 @@ impl Merge<'_> {
 
     /// Yields to reads, within bounds; fails if the store is being closed.
     fn yield_to_reads(&self) -> Result<(), Skip> {
-        let RowMerger { reads, counters, .. } = self.merger;
+        let RowMerger { reads, counters, .. } = self.rows;
         if reads.is_busy() {
             add(&counters.merging.deferrals, 1);
         }
@@ -269,7 +265,7 @@ impl Merge<'_> {
 
     /// Makes sure that there is space for `bytes`, without evicting anything.
     fn find_space(&self, bytes: u64) -> Result<(), Skip> {
-        let RowMerger { stored, space, .. } = self.merger;
+        let RowMerger { stored, space, .. } = self.rows;
         let log = &stored.log;
         if log.segments().has_space_now(bytes) {
             return Ok(());

@@ -247,7 +247,9 @@ impl Reclaimer {
 
     /// Evicts the extents that are still in a segment which is closed to readers.
     fn evict_rest(&self, victim: &SegmentView, extents: &[Extent]) {
-        extents.iter().for_each(|extent| self.dropper.evict(extent));
+        for extent in extents {
+            self.dropper.evict(extent);
+        }
         self.dropper.evict_segment(victim.number, victim.epoch);
     }
 }

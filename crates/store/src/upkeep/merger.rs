@@ -32,7 +32,7 @@ struct RunningMerger {
 
 #[derive(Debug)]
 struct MergeDuty {
-    merger: RowMerger,
+    rows: RowMerger,
     board: Arc<MergeBoard>,
     clock: Arc<dyn Clock>,
     index: IndexChoice,
@@ -43,7 +43,7 @@ struct MergeDuty {
 impl Merger {
     pub(crate) fn start(
         rules: MergeRules,
-        merger: RowMerger,
+        rows: RowMerger,
         limits: &Limits,
         clock: Arc<dyn Clock>,
         executor: Executor,
@@ -52,7 +52,7 @@ impl Merger {
             return Ok(Self { running: None });
         };
         let duty = MergeDuty {
-            merger,
+            rows,
             board: Arc::clone(&board),
             clock: Arc::clone(&clock),
             index: limits.index,
@@ -104,11 +104,11 @@ impl Duty for MergeDuty {
                 return NextStep::After(wait);
             }
             MergeTask::Merge(due) => self.merge_lineage(&due, stop),
-            MergeTask::Recycle => self.merger.space.recycle_dead(),
+            MergeTask::Recycle => self.rows.space.recycle_dead(),
             MergeTask::Walk => {
                 let most_extents = self.board.rules().most_extents;
                 let small = |extent: &Extent| self.board.small(extent);
-                let index = self.merger.stored.index.as_ref();
+                let index = self.rows.stored.index.as_ref();
                 let walk = self.board.walk();
                 let (walk, found) = walk.step(index, self.index, most_extents, small);
                 self.board.walked(walk, found, self.clock.now());
@@ -121,10 +121,10 @@ impl Duty for MergeDuty {
 impl MergeDuty {
     /// Merges the extents of a lineage that are due, as far as the rate allows.
     fn merge_lineage(&mut self, due: &Due, stop: &StopSignal) {
-        let (merger, rules) = (&self.merger, self.board.rules());
+        let (rows, rules) = (&self.rows, self.board.rules());
         loop {
             let spare_bytes = self.board.spare_bytes();
-            let merge = Merge { merger, rules, stop };
+            let merge = Merge { rows, rules, stop };
             match merge.next_of(due, spare_bytes, &mut self.buffer) {
                 Ok(Some(merged)) => {
                     let budget = self.board.merged(merged, self.clock.now());
@@ -134,7 +134,7 @@ impl MergeDuty {
                 }
                 Ok(None) => return,
                 Err(skip) => {
-                    skip.count(&merger.counters.merging);
+                    skip.count(&rows.counters.merging);
                     return self.board.failed(due, skip.is_of_the_store(), self.clock.now());
                 }
             }
