@@ -8,6 +8,32 @@ use dalsegno_policy::reclaim::LiveExtent;
 
 use crate::answers::{Placement, Removed, Run, Scope, Unread};
 
+/// A place in the order of extents: by namespace, lineage and first block.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ScanPlace {
+    /// The namespace.
+    pub namespace: NamespaceId,
+    /// The lineage.
+    pub lineage: ChainHash,
+    /// The index of the first block in its lineage.
+    pub first: u32,
+}
+
+impl ScanPlace {
+    /// Before all extents of a namespace.
+    #[must_use]
+    pub fn of(namespace: NamespaceId) -> Self {
+        Self { namespace, ..Self::default() }
+    }
+
+    /// Behind an extent; `None` if nothing can be behind it in its lineage.
+    #[must_use]
+    pub fn behind(extent: &Extent) -> Option<Self> {
+        let first = extent.first_block_index.checked_add(1)?;
+        Some(Self { namespace: extent.namespace, lineage: extent.lineage, first })
+    }
+}
+
 /// Finds the extents that hold blocks.
 ///
 /// 1. A block points to at most one extent, and the hash list of that extent contains the full hash of the block.
@@ -107,7 +133,7 @@ pub trait Index: Send + Sync + std::fmt::Debug {
     fn live_extents(&self, segment: u64) -> Vec<LiveExtent>;
 
     /// Extents in the order (namespace, lineage, first block), from the given place on; at most `limit`.
-    fn scan(&self, from: (NamespaceId, ChainHash, u32), limit: usize) -> Vec<Arc<Extent>>;
+    fn scan(&self, from: ScanPlace, limit: usize) -> Vec<Arc<Extent>>;
 
     /// How often blocks vanished that no call removed; it only grows. An on-disk index drops tables when it outgrows
     /// its disk space, and all of them when a removal cannot be read.

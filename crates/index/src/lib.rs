@@ -15,7 +15,7 @@ mod usage;
 
 pub use ancestry::{lift_ancestors, note_use, raise_parent};
 pub use answers::{Placement, Removed, Run, Scope, Unread};
-pub use index::Index;
+pub use index::{Index, ScanPlace};
 #[doc(hidden)]
 pub use lsm::fuzzing;
 pub use lsm::{

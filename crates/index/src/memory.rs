@@ -13,7 +13,7 @@ use dalsegno_policy::reclaim::LiveExtent;
 use parking_lot::RwLock;
 
 use crate::answers::{Placement, Removed, Run, Scope, Unread};
-use crate::index::Index;
+use crate::index::{Index, ScanPlace};
 use crate::usage::Usage;
 
 type BlockName = (NamespaceId, ChainHash);
@@ -321,7 +321,7 @@ impl Index for MemoryIndex {
 
     fn scan(
         &self,
-        (namespace, lineage, first): (NamespaceId, ChainHash, u32),
+        ScanPlace { namespace, lineage, first }: ScanPlace,
         limit: usize,
     ) -> Vec<Arc<Extent>> {
         let maps = self.maps.read();

@@ -103,7 +103,7 @@ fn a_removal_also_removes_a_put_that_arrived_before_it_and_is_still_copied() {
         if removes {
             pool.store().remove(id, None, &terms).unwrap();
         }
-        let report = pool.put(arrival, id, (&chain, 0), blocks, &terms).unwrap();
+        let report = pool.put(arrival, id, &chain, 0, blocks, &terms).unwrap();
         assert_eq!(report.count(PutOutcome::Stored), if removes { 0 } else { 3 });
         assert_eq!(pool.store().contains(id, &chain).unwrap(), [!removes; 3]);
     }

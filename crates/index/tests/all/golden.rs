@@ -12,7 +12,7 @@ use dalsegno_core::{
     ChainHash, Clock, Deadline, EngineChoice, Extent, ExtentId, KvLayout, Location, NamespaceId,
     StoreId,
 };
-use dalsegno_index::{Index, LsmIndex, LsmOptions, Placement, Scope};
+use dalsegno_index::{Index, LsmIndex, LsmOptions, Placement, ScanPlace, Scope};
 use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, SystemClock};
 use dalsegno_policy::recency::Use;
 
@@ -157,7 +157,10 @@ fn check_history(index: &LsmIndex) {
     assert_eq!(index.live_blocks(&second).unwrap(), [true, false]);
     assert_eq!(index.orphan_descendants(&first, 9), 2, "the second and the fork");
     let ids = |extents: Vec<Arc<Extent>>| extents.iter().map(|e| e.id.0).collect::<Vec<_>>();
-    assert_eq!(ids(index.scan((NAMESPACE, hash(0), 0), 9)), [1, 2, 3]);
+    assert_eq!(
+        ids(index.scan(ScanPlace { namespace: NAMESPACE, lineage: hash(0), first: 0 }, 9)),
+        [1, 2, 3]
+    );
     let bytes: u64 = [&first, &second, &fork].map(Extent::total_bytes).iter().sum();
     assert_eq!(index.live_bytes(1), bytes);
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use dalsegno_core::{ChainHash, Deadline, Extent, ExtentId, KvLayout, Location, NamespaceId};
-use dalsegno_index::{Index, MemoryIndex, Scope};
+use dalsegno_index::{Index, MemoryIndex, ScanPlace, Scope};
 use dalsegno_policy::recency::Use;
 use proptest::prelude::*;
 
@@ -171,7 +171,7 @@ proptest! {
             let live: BTreeSet<_> = model.values().copied().collect();
             prop_assert_eq!(index.counts(), (live.len() as u64, model.len() as u64));
         }
-        let all = index.scan((NamespaceId([0; 16]), ChainHash([0; 32]), 0), usize::MAX);
+        let all = index.scan(ScanPlace::default(), usize::MAX);
         let places: Vec<_> = all.iter().map(|e| (e.lineage, e.first_block_index)).collect();
         prop_assert!(places.is_sorted());
         prop_assert_eq!(all.len() as u64, index.counts().0);

@@ -9,7 +9,8 @@ use dalsegno_core::{
     StoreId,
 };
 use dalsegno_index::{
-    Index, LsmIndex, LsmOptions, MemoryIndex, Scope, lift_ancestors, note_use, raise_parent,
+    Index, LsmIndex, LsmOptions, MemoryIndex, ScanPlace, Scope, lift_ancestors, note_use,
+    raise_parent,
 };
 use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, SystemClock};
 use dalsegno_policy::recency::Use;
@@ -67,7 +68,7 @@ fn on_disk(dir: &Path) -> LsmIndex {
 
 /// The extents of an index in its order.
 fn all(index: &dyn Index) -> Vec<Arc<Extent>> {
-    index.scan((NamespaceId::default(), ChainHash::default(), 0), usize::MAX)
+    index.scan(ScanPlace::default(), usize::MAX)
 }
 
 struct World {

@@ -98,7 +98,8 @@ pub fn choose(
     pieces: &[Piece],
     is_quiet: bool,
     rules: &MergeRules,
-    (most_blocks, spare_bytes): (u32, u64),
+    most_blocks: u32,
+    spare_bytes: u64,
 ) -> Option<Range<usize>> {
     let bounds = MergeBounds { rules, most_blocks };
     let fresh = bounds.longest(pieces, |piece| !piece.is_moved);
@@ -208,56 +209,56 @@ mod tests {
     #[test]
     fn a_growing_lineage_waits_for_a_whole_pile() {
         let few = vec![FRESH; 63];
-        assert_eq!(choose(&few, false, &rules(), (4096, 0)), None);
-        assert_eq!(choose(&few, true, &rules(), (4096, 0)), Some(0..63));
+        assert_eq!(choose(&few, false, &rules(), 4096, 0), None);
+        assert_eq!(choose(&few, true, &rules(), 4096, 0), Some(0..63));
         let pile = vec![FRESH; 70];
-        assert_eq!(choose(&pile, false, &rules(), (4096, 0)), Some(0..70));
+        assert_eq!(choose(&pile, false, &rules(), 4096, 0), Some(0..70));
     }
 
     #[test]
     fn large_blocks_are_a_pile_when_they_fill_an_extent() {
         let large = Piece { bytes: 300_000, ..FRESH };
-        assert_eq!(choose(&[large, large], false, &rules(), (4096, 0)), Some(0..2));
-        assert_eq!(choose(&[large], false, &rules(), (4096, 0)), None);
+        assert_eq!(choose(&[large, large], false, &rules(), 4096, 0), Some(0..2));
+        assert_eq!(choose(&[large], false, &rules(), 4096, 0), None);
         let too_large = Piece { bytes: 600_000, ..FRESH };
-        assert_eq!(choose(&[too_large; 9], true, &rules(), (4096, u64::MAX)), None);
+        assert_eq!(choose(&[too_large; 9], true, &rules(), 4096, u64::MAX), None);
     }
 
     #[test]
     fn a_lineage_of_few_extents_is_left_alone() {
-        assert_eq!(choose(&[FRESH; 4], true, &rules(), (4096, u64::MAX)), None);
-        assert_eq!(choose(&[FRESH; 5], true, &rules(), (4096, u64::MAX)), Some(0..5));
+        assert_eq!(choose(&[FRESH; 4], true, &rules(), 4096, u64::MAX), None);
+        assert_eq!(choose(&[FRESH; 5], true, &rules(), 4096, u64::MAX), Some(0..5));
     }
 
     #[test]
     fn only_whole_neighbours_are_merged() {
         let mut pieces = vec![FRESH; 9];
         pieces[3].is_whole = false;
-        assert_eq!(choose(&pieces, true, &rules(), (4096, 0)), Some(4..9));
+        assert_eq!(choose(&pieces, true, &rules(), 4096, 0), Some(4..9));
         pieces[6].follows = false;
-        assert_eq!(choose(&pieces, true, &rules(), (4096, 0)), Some(0..3));
+        assert_eq!(choose(&pieces, true, &rules(), 4096, 0), Some(0..3));
     }
 
     #[test]
     fn no_run_is_longer_than_an_extent() {
-        assert_eq!(choose(&[FRESH; 100], true, &rules(), (30, 0)), Some(0..30));
+        assert_eq!(choose(&[FRESH; 100], true, &rules(), 30, 0), Some(0..30));
         let bytes = Piece { bytes: 100_000, ..FRESH };
-        assert_eq!(choose(&[bytes; 100], true, &rules(), (4096, 0)), Some(0..10));
+        assert_eq!(choose(&[bytes; 100], true, &rules(), 4096, 0), Some(0..10));
     }
 
     #[test]
     fn merged_pieces_are_merged_again_only_within_the_budget() {
         let pieces = [merged(64), merged(64), merged(8), merged(8), merged(8)];
-        assert_eq!(choose(&pieces, true, &rules(), (4096, 15_999)), None);
-        assert_eq!(choose(&pieces, true, &rules(), (4096, 16_000)), Some(2..4));
-        assert_eq!(choose(&pieces, true, &rules(), (4096, 24_000)), Some(2..5));
-        assert_eq!(choose(&pieces, false, &rules(), (4096, 24_000)), None, "it still grows");
+        assert_eq!(choose(&pieces, true, &rules(), 4096, 15_999), None);
+        assert_eq!(choose(&pieces, true, &rules(), 4096, 16_000), Some(2..4));
+        assert_eq!(choose(&pieces, true, &rules(), 4096, 24_000), Some(2..5));
+        assert_eq!(choose(&pieces, false, &rules(), 4096, 24_000), None, "it still grows");
     }
 
     #[test]
     fn a_fresh_piece_joins_merged_ones_at_their_cost() {
         let alone = Piece { follows: false, ..FRESH };
         let pieces = [merged(64), merged(64), merged(64), merged(8), FRESH, alone];
-        assert_eq!(choose(&pieces, true, &rules(), (4096, 8000)), Some(3..5));
+        assert_eq!(choose(&pieces, true, &rules(), 4096, 8000), Some(3..5));
     }
 }

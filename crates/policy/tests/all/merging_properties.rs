@@ -72,8 +72,10 @@ impl Model {
 
     fn merge_once(&mut self, due: &Due) -> bool {
         let pieces = self.lineages.get_mut(&due.lineage).expect("it was put");
-        let bounds = (MOST_BLOCKS, self.spare_bytes);
-        let Some(run) = choose(pieces, due.is_quiet, &self.rules, bounds) else { return false };
+        let spare = self.spare_bytes;
+        let Some(run) = choose(pieces, due.is_quiet, &self.rules, MOST_BLOCKS, spare) else {
+            return false;
+        };
         let (fresh, moved) = fresh_and_moved(&pieces[run.clone()]);
         self.spare_bytes = self.spare_bytes - moved + self.rules.spared(fresh);
         self.rewritten_bytes += fresh + moved;
@@ -189,7 +191,7 @@ proptest! {
             Piece { blocks, bytes, is_moved, is_whole, follows }
         }).collect();
         let rules = MergeRules::default();
-        if let Some(run) = choose(&pieces, is_quiet, &rules, (300, spare_bytes)) {
+        if let Some(run) = choose(&pieces, is_quiet, &rules, 300, spare_bytes) {
             let run = &pieces[run];
             prop_assert!(run.len() >= 2 && run.iter().all(|piece| piece.is_whole));
             prop_assert!(run[1..].iter().all(|piece| piece.follows));

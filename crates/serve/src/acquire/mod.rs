@@ -102,8 +102,8 @@ impl Parties<'_> {
     fn find(&self, wanted: &Wanted, grant: Grant) -> Result<Named> {
         let now = self.clock.now();
         let terms = Terms { timeout: wanted.deadline.remaining(now), cancel: None };
-        let blocks = (wanted.hashes.as_slice(), wanted.scope);
-        let acquired = self.pool.acquire(wanted.namespace, blocks, grant.bytes(), &terms)?;
+        let Wanted { namespace, hashes, scope, .. } = wanted;
+        let acquired = self.pool.acquire(*namespace, hashes, *scope, grant.bytes(), &terms)?;
         Ok(named(acquired, grant, self.clock))
     }
 }

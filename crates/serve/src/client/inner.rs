@@ -163,7 +163,8 @@ impl Inner {
     /// Starts work in the background.
     pub(super) fn start<T: Send + 'static>(
         &self,
-        terms: (Direction, Option<Duration>),
+        direction: Direction,
+        timeout: Option<Duration>,
         refused: Result<T>,
         work: impl FnOnce(&Terms) -> Result<T> + Send + 'static,
     ) -> Transfer<T> {
@@ -172,7 +173,7 @@ impl Inner {
             Err(closed) => return Transfer::ended(Err(closed)),
         };
         let clock: Arc<dyn Clock> = Arc::new(parts.clock);
-        parts.lanes.run(terms, &clock, refused, work)
+        parts.lanes.run(direction, timeout, &clock, refused, work)
     }
 }
 

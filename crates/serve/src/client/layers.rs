@@ -71,6 +71,6 @@ impl LayerHost for Inner {
     }
 
     fn start(&self, work: LayerWork, timeout: Option<Duration>, refused: Error) -> Transfer<()> {
-        self.start((Direction::Store, timeout), Err(refused), work)
+        self.start(Direction::Store, timeout, Err(refused), work)
     }
 }

@@ -361,7 +361,7 @@ impl Client {
         let refused = Ok(PutReport { outcomes: vec![PutOutcome::Failed; blocks.len()] });
         let client = self.clone();
         let submitted = self.enter().map(|parts| parts.submitted.begin());
-        self.inner.start((Direction::Store, timeout), refused, move |terms| {
+        self.inner.start(Direction::Store, timeout, refused, move |terms| {
             let _until_it_ends = submitted;
             client.put_batch(namespace, Put { chain: &chain, first, blocks }, terms)
         })
@@ -378,7 +378,7 @@ impl Client {
         timeout: Option<Duration>,
     ) -> Transfer<GetReport> {
         let (refused, client) = (throttled(out.len()), self.clone());
-        self.inner.start((Direction::Load, timeout), Ok(refused), move |terms| {
+        self.inner.start(Direction::Load, timeout, Ok(refused), move |terms| {
             client.get_batch(namespace, &chain, out, scope, terms)
         })
     }
@@ -394,7 +394,7 @@ impl Client {
         timeout: Option<Duration>,
     ) -> Transfer<GetReport> {
         let (refused, client) = (throttled(out.len()), self.clone());
-        self.inner.start((Direction::Load, timeout), Ok(refused), move |terms| {
+        self.inner.start(Direction::Load, timeout, Ok(refused), move |terms| {
             client.retrieve_layer(namespace, &chain, layer, out, terms)
         })
     }

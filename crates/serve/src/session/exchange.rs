@@ -146,7 +146,7 @@ impl Exchange<'_> {
                 break;
             }
             let terms = Terms { timeout: self.left(deadline), cancel: None };
-            let report = self.pool.put(arrival, namespace, (&chain, first), blocks, &terms)?;
+            let report = self.pool.put(arrival, namespace, &chain, first, blocks, &terms)?;
             outcomes.extend(report.outcomes);
             (first, left, offset) = (first + now, left - now, offset + now as u64 * block_bytes);
         }

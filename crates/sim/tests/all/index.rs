@@ -9,7 +9,7 @@ use dalsegno_core::{
     ChainHash, Deadline, Extent, ExtentId, KvLayout, Location, ManualClock, NamespaceId, Shape,
     StoreId,
 };
-use dalsegno_index::{Index, LsmIndex, LsmOptions, MemoryIndex, Scope};
+use dalsegno_index::{Index, LsmIndex, LsmOptions, MemoryIndex, ScanPlace, Scope};
 use dalsegno_io::Device as _;
 use dalsegno_policy::recency::Use;
 use dalsegno_sim::{DeviceOptions, Label, Outage, Random, SECTOR, SimDevice};
@@ -337,7 +337,7 @@ impl World {
     }
 
     fn check_all(&self) {
-        let all = (NamespaceId([0; 16]), ChainHash([0; 32]), 0);
+        let all = ScanPlace::default();
         let (ours, theirs) = (self.lsm().scan(all, usize::MAX), self.model.scan(all, usize::MAX));
         let ids = |all: &[Arc<Extent>]| all.iter().map(|e| e.id.0).collect::<Vec<_>>();
         assert_eq!(ids(&ours), ids(&theirs));
@@ -406,7 +406,7 @@ fn an_index_that_exceeds_its_space_forgets_but_returns_nothing_wrong() {
     }
     assert!(world.lsm().lsm_stats().forgotten_tables > 0);
     // What is found is right, and the newest is found.
-    let all = (NamespaceId([0; 16]), ChainHash([0; 32]), 0);
+    let all = ScanPlace::default();
     let mut extents = world.model.scan(all, usize::MAX);
     extents.sort_by_key(|extent| extent.id);
     let found = |extent: &Extent| {

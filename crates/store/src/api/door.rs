@@ -159,8 +159,8 @@ impl Start<'_> {
             Ok(store) => store,
             Err(closed) => return Transfer::ended(Err(closed)),
         };
-        let terms = (self.direction, self.timeout);
-        let transfer = self.lanes.run(terms, &store.workers.clock, refused, work);
+        let Self { lanes, direction, timeout, .. } = self;
+        let transfer = lanes.run(direction, timeout, &store.workers.clock, refused, work);
         if transfer.is_throttled() {
             add(&store.meters.counters.throttled_transfers, 1);
         }

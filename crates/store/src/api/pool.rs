@@ -177,7 +177,8 @@ impl Pool {
     pub fn acquire(
         &self,
         namespace: NamespaceId,
-        (hashes, scope): (&[ChainHash], Scope),
+        hashes: &[ChainHash],
+        scope: Scope,
         most_bytes: u64,
         terms: &Terms,
     ) -> Result<Acquired> {
@@ -241,7 +242,8 @@ impl Pool {
         &self,
         Arrival(mark): Arrival,
         namespace: NamespaceId,
-        (chain, first): (&[ChainHash], usize),
+        chain: &[ChainHash],
+        first: usize,
         blocks: Vec<PoolBlock>,
         terms: &Terms,
     ) -> Result<PutReport> {

@@ -413,7 +413,7 @@ impl Store {
         scope: Scope,
         timeout: Option<Duration>,
     ) -> Transfer<GetReport> {
-        self.submit_load(namespace, chain, out, (None, scope), timeout)
+        self.submit_load(namespace, chain, out, None, scope, timeout)
     }
 
     /// Starts [`Store::retrieve_layer`] in the background; never waits. A full queue gives a transfer that has ended.
@@ -426,7 +426,7 @@ impl Store {
         out: Vec<Vec<Memory>>,
         timeout: Option<Duration>,
     ) -> Transfer<GetReport> {
-        self.submit_load(namespace, chain, out, (Some(layer), Scope::Prefix), timeout)
+        self.submit_load(namespace, chain, out, Some(layer), Scope::Prefix, timeout)
     }
 
     fn submit_load(
@@ -434,7 +434,8 @@ impl Store {
         namespace: NamespaceId,
         chain: Vec<ChainHash>,
         out: Vec<Vec<Memory>>,
-        (layer, scope): (Option<u32>, Scope),
+        layer: Option<u32>,
+        scope: Scope,
         timeout: Option<Duration>,
     ) -> Transfer<GetReport> {
         let outcomes = vec![Outcome::Lost(Cause::Throttled); out.len()];

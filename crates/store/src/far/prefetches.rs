@@ -222,7 +222,8 @@ impl Prefetches {
         &self,
         batch: &PrefetchBatch,
         result: &PrefetchResult,
-        (now, block_bytes): (Nanos, u64),
+        now: Nanos,
+        block_bytes: u64,
     ) {
         let PrefetchResult { fetched, dropped, is_over } = result;
         let progress = &mut *self.progress.lock();
@@ -287,7 +288,7 @@ mod tests {
         let batch = prefetches.next(Nanos(now), Duration::ZERO, |_| Some(MIB))?;
         let fetched = batch.hashes.clone();
         let result = PrefetchResult { fetched, ..PrefetchResult::default() };
-        prefetches.end(&batch, &result, (Nanos(now), MIB));
+        prefetches.end(&batch, &result, Nanos(now), MIB);
         Some(result.fetched)
     }
 
@@ -340,7 +341,7 @@ mod tests {
         assert!(prefetches.is_reading(&(NAMESPACE, batch.hashes[0])));
         let fetched = batch.hashes[..3].to_vec();
         let result = PrefetchResult { fetched, dropped: 5, is_over: true };
-        prefetches.end(&batch, &result, (Nanos(0), MIB));
+        prefetches.end(&batch, &result, Nanos(0), MIB);
         assert!(!prefetches.is_reading(&(NAMESPACE, batch.hashes[0])));
         let counts = prefetches.counts();
         assert_eq!((counts.fetched, counts.dropped), (3, 96));

@@ -7,6 +7,7 @@
 //! 4. A store that followed nothing for a week removes everything that it holds, because removals may be gone that
 //!    cover it. Only the lists of removals count: a catalog that cannot be read costs its blocks.
 
+use dalsegno_index::ScanPlace;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -171,7 +172,7 @@ impl RemovalsHere {
             self.namespaces.list().iter().map(Namespace::id).collect();
         // The description of a namespace may be lost.
         let mut from = NamespaceId::default();
-        while let Some(extent) = stored.index.scan((from, ChainHash::default(), 0), 1).first() {
+        while let Some(extent) = stored.index.scan(ScanPlace::of(from), 1).first() {
             all.insert(extent.namespace);
             let next = u128::from_be_bytes(extent.namespace.0).checked_add(1);
             let Some(next) = next else { break };

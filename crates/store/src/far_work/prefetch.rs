@@ -128,7 +128,7 @@ impl Duty for PrefetchDuty {
         if let Some(batch) = batch {
             let bytes = self.block_bytes(batch.namespace).unwrap_or_default();
             let result = self.read(&batch);
-            prefetches.end(&batch, &result, (self.clock.now(), bytes));
+            prefetches.end(&batch, &result, self.clock.now(), bytes);
         }
         NextStep::After(Duration::ZERO)
     }

@@ -56,7 +56,8 @@ impl TransferLanes {
     /// [throttled](Transfer::is_throttled). `work` gets the rest of `timeout`: the time in the queue counts.
     pub fn run<T: Send + 'static>(
         &self,
-        (direction, timeout): (Direction, Option<Duration>),
+        direction: Direction,
+        timeout: Option<Duration>,
         clock: &Arc<dyn Clock>,
         refused: Result<T>,
         work: impl FnOnce(&Terms) -> Result<T> + Send + 'static,

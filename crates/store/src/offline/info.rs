@@ -3,11 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use dalsegno_core::{
-    ChainHash, Compression, Config, Error, NamespaceId, Result, SpaceFacts, StoreId,
-};
+use dalsegno_core::{Compression, Config, Error, Result, SpaceFacts, StoreId};
 use dalsegno_extent::offline::Inspection;
-use dalsegno_index::{Index, LsmIndex, LsmOptions, LsmStats, MemoryIndex, index_number};
+use dalsegno_index::{Index, LsmIndex, LsmOptions, LsmStats, MemoryIndex, ScanPlace, index_number};
 use dalsegno_io::DirectoryLock;
 use dalsegno_log::{Log, LogOptions, SegmentState};
 use serde::Serialize;
@@ -265,7 +263,7 @@ pub fn inspect(path: &Path, file: &str, at: Option<u64>) -> Result<Inspection> {
 
 impl Offline {
     fn extents(&self) -> Vec<Arc<dalsegno_core::Extent>> {
-        self.index.scan((NamespaceId::default(), ChainHash::default(), 0), usize::MAX)
+        self.index.scan(ScanPlace::default(), usize::MAX)
     }
 
     fn namespaces(&self) -> Result<Vec<NamespaceRow>> {

@@ -8,12 +8,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use dalsegno_core::{
-    ChainHash, Clock, Compression, Error, ErrorKind, Limits, Namespace, NamespaceId, Result,
-    format_bytes,
+    Clock, Compression, Error, ErrorKind, Limits, Namespace, NamespaceId, Result, format_bytes,
 };
 use dalsegno_extent::format::{STORE_FILE, namespace_file};
 use dalsegno_far::{Removal, Tier, WriterId};
-use dalsegno_index::{Index, LsmIndex};
+use dalsegno_index::{Index, LsmIndex, ScanPlace};
 use dalsegno_io::{Device, Executor, JobLane, StopSignal};
 use dalsegno_log::Log;
 use dalsegno_policy::merging::MergeRules;
@@ -235,7 +234,7 @@ fn knows_all(lsm: Option<&LsmIndex>, counters: &Counters) -> bool {
 }
 
 fn has_blocks(index: &dyn Index, namespace: NamespaceId) -> bool {
-    let first = index.scan((namespace, ChainHash::default(), 0), 1);
+    let first = index.scan(ScanPlace::of(namespace), 1);
     first.iter().any(|extent| extent.namespace == namespace)
 }
 

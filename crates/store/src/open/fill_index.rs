@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use dalsegno_core::{ChainHash, Deadline, Extent, ExtentId, NamespaceId};
 use dalsegno_extent::{BlockOutcome, Cause};
-use dalsegno_index::{Index, Scope};
+use dalsegno_index::{Index, ScanPlace, Scope};
 use dalsegno_log::{Log, Recovered, Removal, SegmentFault};
 use dalsegno_policy::recency::Use;
 use dalsegno_policy::succession::{Age, Newcomer, Origin, Ruling, ruling};
@@ -190,7 +190,7 @@ impl Soundness<'_> {
 fn apply_removal(index: &dyn Index, removal: &Removal) {
     let Removal { namespace, hashes, kills_before } = removal;
     if hashes.is_empty() {
-        let all = index.scan((*namespace, ChainHash::default(), 0), usize::MAX);
+        let all = index.scan(ScanPlace::of(*namespace), usize::MAX);
         let mine = all.iter().take_while(|extent| extent.namespace == *namespace);
         for extent in mine.filter(|extent| extent.born < *kills_before) {
             index.remove_extent(extent, Deadline::Never);

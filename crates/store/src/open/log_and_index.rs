@@ -8,11 +8,9 @@
 
 use std::sync::Arc;
 
-use dalsegno_core::{
-    ChainHash, Clock, Error, ErrorKind, IndexChoice, Limits, NamespaceId, Result, StoreId,
-};
+use dalsegno_core::{Clock, Error, ErrorKind, IndexChoice, Limits, Result, StoreId};
 use dalsegno_index::{
-    Index, LsmIndex, LsmOptions, MemoryIndex, NOTES_FILE, index_number, lift_ancestors,
+    Index, LsmIndex, LsmOptions, MemoryIndex, NOTES_FILE, ScanPlace, index_number, lift_ancestors,
 };
 use dalsegno_io::{BufferPool, Device, Executor};
 use dalsegno_log::{Log, LogOptions, Recovered, removals_of};
@@ -216,15 +214,12 @@ impl UnfilledIndex {
 /// Makes each extent as recent as the extents that depend on it. For an index whose lookups need no I/O; an on-disk
 /// index learns this from a walk once it is open.
 fn lift_all(index: &dyn Index) {
-    let mut from = (NamespaceId::default(), ChainHash::default(), 0);
+    let mut from = ScanPlace::default();
     loop {
         let extents = index.scan(from, LIFTED_AT_ONCE);
         lift_ancestors(index, &extents);
-        let next = extents.last().filter(|_| extents.len() == LIFTED_AT_ONCE).and_then(|last| {
-            let first = last.first_block_index.checked_add(1)?;
-            Some((last.namespace, last.lineage, first))
-        });
-        let Some(next) = next else { return };
+        let last = extents.last().filter(|_| extents.len() == LIFTED_AT_ONCE);
+        let Some(next) = last.and_then(|last| ScanPlace::behind(last)) else { return };
         from = next;
     }
 }

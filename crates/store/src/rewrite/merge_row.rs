@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use dalsegno_core::{ChainHash, Deadline, Extent, NamespaceId};
 use dalsegno_extent::Cause;
-use dalsegno_index::Unread;
+use dalsegno_index::{ScanPlace, Unread};
 use dalsegno_io::{Call, IoError, Memory, StopSignal, lend};
 use dalsegno_log::{Append, Appended, LogError, Payload, SpaceUse};
 use dalsegno_policy::merging::{Due, MergeRules, Piece, choose, fresh_and_moved};
@@ -124,8 +124,8 @@ impl Merge<'_> {
         let Some(first) = extents.first() else { return Ok(None) };
         self.rows.stored.log.check_writable()?;
         let pieces = self.pieces(&extents);
-        let bounds = (most_blocks(first.layout.layers()), spare_bytes);
-        let Some(run) = choose(&pieces, due.is_quiet, self.rules, bounds) else {
+        let most = most_blocks(first.layout.layers());
+        let Some(run) = choose(&pieces, due.is_quiet, self.rules, most, spare_bytes) else {
             return Ok(None);
         };
         let (fresh_bytes, moved_bytes) = fresh_and_moved(&pieces[run.clone()]);
@@ -141,17 +141,18 @@ impl Merge<'_> {
     /// The extents of a lineage in order: all of them, or those of the pile if the lineage still grows.
     fn lineage(&self, due: &Due) -> Vec<Arc<Extent>> {
         let (namespace, lineage) = due.lineage;
-        let mut from = if due.is_quiet { 0 } else { due.first };
+        let first = if due.is_quiet { 0 } else { due.first };
+        let mut from = ScanPlace { namespace, lineage, first };
         let mut extents: Vec<Arc<Extent>> = Vec::new();
         // Only a few more than there should be: behind them come other lineages.
         let page = due.extents.clamp(8, MOST_EXTENTS) + 8;
         while extents.len() < MOST_EXTENTS {
-            let found = self.rows.stored.index.scan((namespace, lineage, from), page);
+            let found = self.rows.stored.index.scan(from, page);
             let is_last = found.len() < page;
             let count = extents.len();
             let is_ours = |extent: &Arc<Extent>| is_of(extent, due.lineage);
             extents.extend(found.into_iter().take_while(is_ours));
-            let next = extents.last().and_then(|last| last.first_block_index.checked_add(1));
+            let next = extents.last().and_then(|last| ScanPlace::behind(last));
             match next {
                 Some(next) if !is_last && extents.len() - count == page => from = next,
                 _ => break,

@@ -10,8 +10,8 @@
 //!    for the sync of another tenant's removal. A job of that lane may wait for one of this lane, never the reverse.
 //! 5. An on-disk index removes blocks in this lane. So no job here takes blocks for dead because a removal had to empty
 //!    the index.
-//! 6. A job holds the reclaimer while it is queued or runs, and with it the log and the directory. It holds it no longer,
-//!    so a closed store lets go of its directory.
+//! 6. A job holds the reclaimer only while it is queued or runs, and with it the log and the directory. So a closed
+//!    store lets go of its directory.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

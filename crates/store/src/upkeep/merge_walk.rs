@@ -5,8 +5,8 @@
 
 use std::time::Duration;
 
-use dalsegno_core::{ChainHash, Extent, IndexChoice, NamespaceId, Nanos};
-use dalsegno_index::{Index, lift_ancestors};
+use dalsegno_core::{Extent, IndexChoice, Nanos};
+use dalsegno_index::{Index, ScanPlace, lift_ancestors};
 use dalsegno_policy::merging::{LineageKey, SmallExtent};
 
 /// Extents of one step.
@@ -17,7 +17,7 @@ const REST: Duration = Duration::from_secs(600);
 /// The progress of a walk.
 #[derive(Clone, Debug)]
 pub(crate) struct Walk {
-    from: (NamespaceId, ChainHash, u32),
+    from: ScanPlace,
     /// When it continues; `None` if it has ended.
     next_at: Option<Nanos>,
     ended: Nanos,
@@ -30,7 +30,7 @@ impl Walk {
     /// A walk that starts now.
     pub(crate) fn new() -> Self {
         Self {
-            from: (NamespaceId::default(), ChainHash::default(), 0),
+            from: ScanPlace::default(),
             next_at: Some(Nanos(0)),
             ended: Nanos(0),
             lineage: None,
@@ -96,10 +96,7 @@ impl Walk {
             self.small.extend(small(extent));
         }
         let last = extents.last().filter(|_| extents.len() == STEP);
-        let next = last.and_then(|last| {
-            let first = last.first_block_index.checked_add(1)?;
-            Some((last.namespace, last.lineage, first))
-        });
+        let next = last.and_then(|last| ScanPlace::behind(last));
         if let Some(from) = next {
             self.from = from;
         } else {

@@ -8,11 +8,12 @@
 //! 4. Scrubbing is no use: it changes neither what is evicted nor what DRAM holds.
 //! 5. Without a thread nothing is scrubbed: a get checks the same.
 
+use dalsegno_index::ScanPlace;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{ChainHash, Clock, Deadline, Extent, NamespaceId, Nanos, Result};
+use dalsegno_core::{Clock, Deadline, Extent, Nanos, Result};
 use dalsegno_io::{Duty, Executor, NextStep, Periodic, StopSignal};
 use dalsegno_policy::merging::Bucket;
 
@@ -62,16 +63,12 @@ pub(crate) struct Scrubber {
     /// None where nothing is scrubbed.
     helper: Option<Periodic<ScrubDuty>>,
 }
-
-/// Where the next extent is looked for.
-type Place = (NamespaceId, ChainHash, u32);
-
 /// The progress of a round.
 #[derive(Debug)]
 struct ScrubDuty {
     parts: ScrubParts,
     rules: ScrubRules,
-    from: Place,
+    from: ScanPlace,
     /// Extents that the index returned from there on.
     ahead: VecDeque<Arc<Extent>>,
     began: Nanos,
@@ -93,7 +90,7 @@ impl Scrubber {
             began: parts.clock.now().after(rules.first),
             parts,
             rules,
-            from: Place::default(),
+            from: ScanPlace::default(),
             ahead: VecDeque::new(),
             bucket: Bucket::new(bytes_per_s),
             buffer: RowBuffer::default(),
@@ -116,8 +113,7 @@ impl Duty for ScrubDuty {
     /// Reads the next extent, if the rate allows it.
     fn step(&mut self, stop: &StopSignal) -> NextStep {
         let now = self.parts.clock.now();
-        let start = Place::default();
-        if self.from == start && now < self.began {
+        if self.from == ScanPlace::default() && now < self.began {
             return NextStep::After(PERIOD.min(self.began.since(now)));
         }
         if self.parts.device.is_suspended() {
@@ -132,11 +128,10 @@ impl Duty for ScrubDuty {
         }
         if let Some(extent) = self.ahead.pop_front() {
             self.scrub_extent(&extent, stop);
-            let next = extent.first_block_index.checked_add(1);
-            self.from = next.map_or(start, |next| (extent.namespace, extent.lineage, next));
+            self.from = ScanPlace::behind(&extent).unwrap_or_default();
         } else {
             add(&self.parts.counters.scrubbing.rounds, 1);
-            self.from = start;
+            self.from = ScanPlace::default();
             self.began = self.began.after(self.rules.round).max(self.parts.clock.now());
             self.buffer = RowBuffer::default();
         }

@@ -8,6 +8,7 @@
 //!    without its point. A removal finds blocks by points, so blocks that it missed would otherwise be served in a run.
 //! 4. What cannot be read is absent: a damaged index costs misses until it is rebuilt.
 
+use crate::index::ScanPlace;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -318,7 +319,7 @@ impl Lookup {
     /// Extents from a place on, in their order.
     pub(crate) fn scan_from(
         &self,
-        (namespace, lineage, first): (NamespaceId, ChainHash, u32),
+        ScanPlace { namespace, lineage, first }: ScanPlace,
         limit: usize,
     ) -> Result<Vec<Arc<Extent>>, TableError> {
         let from = OrderKey { namespace, lineage: short(&lineage), first, sequence: 0 };

@@ -12,7 +12,7 @@ use dalsegno_policy::reclaim::LiveExtent;
 
 use crate::answers::{Placement, Removed, Run, Scope, Unread};
 use crate::error::TableError;
-use crate::index::Index;
+use crate::index::{Index, ScanPlace};
 use crate::lsm::format::keys::OrderKey;
 use crate::lsm::index::draft::{Draft, holders_of, remove_from};
 use crate::lsm::index::lookup::Holder;
@@ -190,7 +190,7 @@ impl Index for LsmIndex {
         self.lookup.usage.read().live_extents(segment)
     }
 
-    fn scan(&self, from: (NamespaceId, ChainHash, u32), limit: usize) -> Vec<Arc<Extent>> {
+    fn scan(&self, from: ScanPlace, limit: usize) -> Vec<Arc<Extent>> {
         let found = self.lookup.scan_from(from, limit);
         self.lookup.or_missing(found.map(Some)).unwrap_or_default()
     }
@@ -206,7 +206,7 @@ fn remove_some_of(
     namespace: NamespaceId,
     removed: &mut Removed,
 ) -> Result<bool, TableError> {
-    let from = (namespace, ChainHash::default(), 0);
+    let from = ScanPlace::of(namespace);
     let extents = index.lookup.scan_from(from, REMOVAL_BATCH)?;
     let mine = extents.iter().take_while(|extent| extent.namespace == namespace);
     for extent in mine.clone() {

@@ -1,5 +1,6 @@
 //! An index that dropped points for lack of space: its records still show these blocks, but it does not return them.
 
+use crate::index::ScanPlace;
 use std::sync::Arc;
 
 use dalsegno_core::{ChainHash, Deadline, Extent, ExtentId};
@@ -25,7 +26,7 @@ fn partial() -> (Arc<LsmIndex>, Vec<Arc<Extent>>) {
         }
     }
     assert_eq!(index.losses(), index.lsm_stats().forgotten_tables);
-    let mut extents = index.scan((NAMESPACE, ChainHash::default(), 0), usize::MAX);
+    let mut extents = index.scan(ScanPlace::of(NAMESPACE), usize::MAX);
     extents.retain(|extent| forgotten(&index, extent).is_some());
     assert!(extents.len() > 1, "several extents lost points");
     (index, extents)

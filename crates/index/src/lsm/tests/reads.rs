@@ -1,5 +1,6 @@
 //! How many reads lookups and evictions cost.
 
+use crate::index::ScanPlace;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -69,7 +70,7 @@ fn regression_evicting_an_extent_reads_no_forks_of_other_extents() {
         (3..forks + 3).for_each(|number| put_fork(&index, number, &root, hash(number)));
         index.freeze(Vec::new());
         while index.step() {}
-        let extents = index.scan((NAMESPACE, root[0], 0), 1);
+        let extents = index.scan(ScanPlace { namespace: NAMESPACE, lineage: root[0], first: 0 }, 1);
         assert_eq!(index.orphan_descendants(&extents[0], usize::MAX) as u64, forks + 1);
         // All are marked, as if the extents of a victim follow each other.
         let before = files.reads.load(Ordering::Relaxed);
