@@ -24,8 +24,8 @@ pub use compress::{
 pub use error::Cause;
 pub use format::NewExtent;
 pub use read::{
-    BlockOutcome, BlockRead, BlockTarget, BlocksRead, ExtentRead, ExtentTables, HeaderCache,
-    HeaderRead, HeadersRead, PinnedRead, Reader, RecordMemory,
+    BlockOutcome, BlockRead, BlockTarget, BlocksRead, ExtentRead, HeaderCache, HeaderName,
+    HeaderRead, HeadersRead, PinnedRead, Reader, RecordMemory, VerifiedHeader,
 };
 pub use stats::{CompressionStats, TransferStats, TransferStatsView};
 pub use transfer::{

@@ -11,21 +11,17 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use dalsegno_core::{ChainHash, Extent, KvLayout, NamespaceId, StoreId};
-use dalsegno_extent::format::{RecordHeader, RecordKind};
+use dalsegno_core::{ChainHash, KvLayout, NamespaceId, StoreId};
+use dalsegno_extent::format::RecordHeader;
 use dalsegno_extent::{
-    BlockRead, BlockTarget, BlocksRead, Cause, CodecPool, ExtentRead, ExtentTables, HeaderCache,
+    BlockRead, BlockTarget, BlocksRead, Cause, CodecPool, ExtentRead, HeaderCache, HeaderName,
     HeaderRead, HeadersRead, PinnedFile, PinnedRead, Reader, SourceIo, TransferStatsView,
+    VerifiedHeader,
 };
 use dalsegno_io::{Call, FileId};
-use quick_cache::Weighter;
-use quick_cache::sync::Cache;
 
 use crate::index::{FarIndex, FarPlace, RecordAt};
 use crate::tier::Tier;
-
-/// Memory of a cached header in addition to its tables and hashes.
-const HEADER_BYTES: u64 = 512;
 
 /// A block to read.
 #[derive(Debug)]
@@ -49,24 +45,6 @@ pub struct FarShape {
     pub layers: Range<u32>,
 }
 
-/// A verified header.
-#[derive(Clone, Debug)]
-struct FarExtent {
-    extent: Arc<Extent>,
-    tables: Arc<ExtentTables>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct HeaderWeight;
-
-impl Weighter<(FileId, u64), FarExtent> for HeaderWeight {
-    fn weight(&self, _: &(FileId, u64), header: &FarExtent) -> u64 {
-        let units = header.tables.units.as_ref().map_or(0, |units| u64::from(units.count()) * 8);
-        let tables = header.tables.crcs.len() as u64 * 4 + units;
-        HEADER_BYTES + tables + header.extent.hashes.len() as u64 * 32
-    }
-}
-
 /// Reads blocks of packs.
 #[derive(Debug)]
 pub struct FarReader {
@@ -74,7 +52,7 @@ pub struct FarReader {
     reader: Reader,
     index: Arc<FarIndex>,
     tier: Arc<dyn Tier>,
-    headers: Cache<(FileId, u64), FarExtent, HeaderWeight>,
+    headers: Arc<HeaderCache>,
     used_bytes: AtomicU64,
 }
 
@@ -94,12 +72,14 @@ impl FarReader {
         index: Arc<FarIndex>,
         header_bytes: u64,
     ) -> Self {
-        // Headers are verified and cached here, so the reader itself reads and caches none.
-        let none = Arc::new(HeaderCache::new(0));
-        let reader =
-            Reader::new(Arc::clone(&io), StoreId::default(), none, Arc::new(CodecPool::default()));
-        let count = usize::try_from(header_bytes / (4 * HEADER_BYTES)).unwrap_or(usize::MAX);
-        let headers = Cache::with_weighter(count.max(16), header_bytes, HeaderWeight);
+        let headers = Arc::new(HeaderCache::new(header_bytes));
+        // Headers are verified here, so the reader itself reads none.
+        let reader = Reader::new(
+            Arc::clone(&io),
+            StoreId::default(),
+            Arc::clone(&headers),
+            Arc::new(CodecPool::default()),
+        );
         Self { io, reader, index, tier, headers, used_bytes: AtomicU64::new(0) }
     }
 
@@ -129,10 +109,8 @@ impl FarReader {
         call: &'a Call,
     ) -> FarReading<'a> {
         let records = self.records(&wanted);
-        let headers: Vec<Option<FarExtent>> = records
-            .iter()
-            .map(|record| self.headers.get(&(record.at.file, record.at.offset)))
-            .collect();
+        let headers: Vec<Option<Arc<VerifiedHeader>>> =
+            records.iter().map(|record| self.headers.get(name_of(record.at))).collect();
         let missing = records.iter().zip(&headers).filter(|(_, header)| header.is_none());
         let of_record = |(record, _): (&RecordRead, _)| HeaderRead {
             pinned: pinned(record.at.file),
@@ -174,9 +152,9 @@ impl FarReader {
         &self,
         read: Result<RecordHeader, Cause>,
         at: RecordAt,
-    ) -> Result<FarExtent, Cause> {
+    ) -> Result<Arc<VerifiedHeader>, Cause> {
         let header = read.and_then(|header| check_place(header, &at))?;
-        self.headers.insert((at.file, at.offset), header.clone());
+        self.headers.insert(name_of(at), Arc::clone(&header));
         Ok(header)
     }
 
@@ -211,7 +189,11 @@ pub struct FarReading<'a> {
 /// How far the read of blocks is.
 enum FarStep<'a> {
     /// The headers of records are being read, of those that are not cached.
-    Headers { records: Vec<RecordRead>, headers: Vec<Option<FarExtent>>, reading: HeadersRead<'a> },
+    Headers {
+        records: Vec<RecordRead>,
+        headers: Vec<Option<Arc<VerifiedHeader>>>,
+        reading: HeadersRead<'a>,
+    },
     /// The blocks are being read.
     Blocks { records: Vec<PlannedRecord>, reading: BlocksRead<'a> },
 }
@@ -287,7 +269,7 @@ impl FarReading<'_> {
     fn plan_record(
         &mut self,
         record: RecordRead,
-        header: FarExtent,
+        header: Arc<VerifiedHeader>,
         (reads, planned): (&mut Vec<PinnedRead>, &mut Vec<PlannedRecord>),
     ) {
         let (mut targets, mut blocks) = (Vec::new(), Vec::new());
@@ -304,7 +286,7 @@ impl FarReading<'_> {
         let layers = self.shape.layers.clone();
         let read = ExtentRead { extent: Arc::clone(&header.extent), layers, targets };
         let pinned = Some(pinned(record.at.file));
-        reads.push(PinnedRead { read, pinned, tables: Some(header.tables) });
+        reads.push(PinnedRead { read, pinned, header: Some(header) });
         planned.push(PlannedRecord { at: record.at, blocks });
     }
 
@@ -317,29 +299,31 @@ impl FarReading<'_> {
     }
 }
 
+/// The name of a record's header in the cache.
+fn name_of(at: RecordAt) -> HeaderName {
+    HeaderName::Place(at.file, at.offset)
+}
+
 /// Packs never change, so nothing keeps them in their place.
 fn pinned(file: FileId) -> PinnedFile {
     PinnedFile { file, guard: Arc::new(()) }
 }
 
 /// Checks that a header is the one that the catalog names.
-fn check_place(header: RecordHeader, at: &RecordAt) -> Result<FarExtent, Cause> {
+fn check_place(header: RecordHeader, at: &RecordAt) -> Result<Arc<VerifiedHeader>, Cause> {
     let is_here = header.store == at.writer.store
         && header.epoch == at.writer.open
         && header.segment == at.number
         && header.offset == at.offset
         && header.header_bytes() == at.header_bytes;
-    let extent = header.extent().filter(|_| is_here).ok_or(Cause::WrongPlace)?;
-    match header.kind {
-        RecordKind::Extent { slice_crcs: crcs, units, .. } => Ok(FarExtent {
-            extent: Arc::new(extent),
-            tables: Arc::new(ExtentTables { crcs, units }),
-        }),
-        _ => Err(Cause::WrongPlace),
-    }
+    let extent = VerifiedHeader::of(header).filter(|_| is_here);
+    extent.map(Arc::new).ok_or(Cause::WrongPlace)
 }
 
-fn check_shape(header: FarExtent, shape: &FarShape) -> Result<FarExtent, Cause> {
+fn check_shape(
+    header: Arc<VerifiedHeader>,
+    shape: &FarShape,
+) -> Result<Arc<VerifiedHeader>, Cause> {
     let extent = &header.extent;
     let fits = extent.namespace == shape.namespace && extent.layout == shape.layout;
     if fits { Ok(header) } else { Err(Cause::WrongPlace) }

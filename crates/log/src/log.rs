@@ -6,7 +6,7 @@ use dalsegno_core::{Clock, ExtentId, Limits, Location, StoreId};
 use dalsegno_extent::format::StoreHeader;
 use dalsegno_extent::{
     BlockRead, CodecPool, CompressedExtent, Compressor, DeviceIo, ExtentRead, HeaderCache,
-    IoBounds, PinnedFile, PinnedRead, Reader, SourceIo, read_stored,
+    HeaderName, IoBounds, PinnedFile, PinnedRead, Reader, SourceIo, read_stored,
 };
 use dalsegno_io::{BufferPool, Call, Device};
 
@@ -211,7 +211,7 @@ impl Log {
         let pinned = |read: ExtentRead| PinnedRead {
             pinned: self.pinned_file(read.extent.location),
             read,
-            tables: None,
+            header: None,
         };
         let reads = reads.into_iter().map(pinned);
         reader.read(reads, call, &|file| segments.other_file(file), meanwhile)
@@ -247,7 +247,7 @@ impl Log {
 
     /// Drops the cached header of an extent that is gone.
     pub fn forget(&self, id: ExtentId) {
-        self.owners.headers.remove(id);
+        self.owners.headers.remove(HeaderName::Extent(id));
     }
 
     /// Makes a checkpoint for an index that knows all records without pins, and makes these records durable. So the

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use dalsegno_core::{Durability, Extent, StoreId};
 use dalsegno_extent::format::{NewExtent, RecordHeader};
 use dalsegno_extent::{
-    CompressedExtent, DeviceIo, ExtentTables, HeaderCache, RecordWrite, into_slices,
+    CompressedExtent, DeviceIo, HeaderCache, HeaderName, RecordWrite, VerifiedHeader, into_slices,
     payload_pieces, write_all,
 };
 use dalsegno_io::{Call, Memory};
@@ -216,7 +216,8 @@ impl Writer {
             Ok(crcs) => {
                 let extent = header.extent().expect("an extent's header");
                 let units = header.units().cloned();
-                self.headers.insert(extent.id, Arc::new(ExtentTables { crcs, units }));
+                let written = VerifiedHeader { extent: Arc::new(extent.clone()), crcs, units };
+                self.headers.insert(HeaderName::Extent(extent.id), Arc::new(written));
                 self.segments.count_written(header);
                 Ok(Appended { extent, pin: place.into_pin() })
             }

@@ -10,10 +10,10 @@ use std::sync::Arc;
 use dalsegno_core::{Extent, Stopped, StoreId};
 use dalsegno_io::Memory;
 
-use super::header_cache::ExtentTables;
+use super::header_cache::VerifiedHeader;
 use super::units::{WantedUnit, gather, plan_units};
 use crate::error::Cause;
-use crate::format::{RecordHeader, RecordKind};
+use crate::format::RecordHeader;
 use crate::transfer::{Chunk, Piece, PinnedFile, PlanRules, cut, pieces_of, take_front};
 
 /// One wanted block of an extent.
@@ -94,10 +94,10 @@ pub(super) struct ExtentReading {
     extent: Arc<Extent>,
     first_layer: u32,
     blocks: Vec<u32>,
-    tables: Option<Arc<ExtentTables>>,
+    header: Option<Arc<VerifiedHeader>>,
     /// For each slice the memory that gets a copy of it; nothing for slices without.
     copies: Vec<Vec<Memory>>,
-    /// The slices of a compressed extent, until its tables are known.
+    /// The slices of a compressed extent, until its header is known.
     unplanned: Vec<Vec<Memory>>,
     slices: Vec<SliceArrival>,
     outcomes: Vec<BlockOutcome>,
@@ -113,20 +113,20 @@ pub(super) struct ReadRequest {
 }
 
 impl ExtentReading {
-    /// Plans the read of some layers of some blocks. `tables` are those of the extent's header, if they are cached.
+    /// Plans the read of some layers of some blocks. `known` is the extent's header, if it is cached.
     pub(super) fn plan(
         extent: Arc<Extent>,
         pinned: PinnedFile,
         layers: Range<u32>,
         targets: Vec<BlockTarget>,
-        tables: Option<Arc<ExtentTables>>,
+        known: Option<Arc<VerifiedHeader>>,
         rules: PlanRules,
     ) -> (Self, Vec<Chunk>) {
         let layer_count = layers.end - layers.start;
         let blocks: Vec<u32> = targets.iter().map(|target| target.block).collect();
         let outlive: Vec<bool> = targets.iter().map(|target| target.outlives_call).collect();
         let WantedSlices { slices, copies } = wanted_slices(&extent, layer_count as usize, targets);
-        let header = tables.is_none().then(|| Piece {
+        let header = known.is_none().then(|| Piece {
             offset: extent.location.offset,
             len: extent.location.header_bytes as usize,
             memory: None,
@@ -152,7 +152,7 @@ impl ExtentReading {
             extent,
             first_layer,
             blocks,
-            tables,
+            header: known,
             copies,
             unplanned,
             slices,
@@ -161,12 +161,12 @@ impl ExtentReading {
         (reading, chunks)
     }
 
-    /// Plans the units of a compressed extent, as soon as its tables are known.
+    /// Plans the units of a compressed extent, as soon as its header is known.
     pub(super) fn plan_units(&mut self, limit: usize) -> Vec<(Chunk, Vec<WantedUnit>)> {
         if self.unplanned.is_empty() {
             return Vec::new();
         }
-        let Some(units) = self.tables.as_ref().and_then(|tables| tables.units.as_ref()) else {
+        let Some(units) = self.header.as_ref().and_then(|header| header.units.as_ref()) else {
             return Vec::new();
         };
         let slices = std::mem::take(&mut self.unplanned);
@@ -233,16 +233,17 @@ impl ExtentReading {
         }
     }
 
-    /// Handles the extent's header, and returns its tables. Without a valid header, no block is a hit.
+    /// Handles the extent's header, and returns it. Without a valid header, no block is a hit.
     pub(super) fn take_header(
         &mut self,
         bytes: &[u8],
         store: StoreId,
-    ) -> Option<(&Extent, Arc<ExtentTables>)> {
+    ) -> Option<Arc<VerifiedHeader>> {
         match self.check_header(bytes, store) {
-            Ok(tables) => {
-                self.tables = Some(Arc::clone(&tables));
-                Some((&self.extent, tables))
+            Ok(header) => {
+                let header = Arc::new(header);
+                self.header = Some(Arc::clone(&header));
+                Some(header)
             }
             Err(cause) => {
                 self.outcomes.fill(Err(cause));
@@ -252,24 +253,21 @@ impl ExtentReading {
     }
 
     /// Verifies that the bytes are the header of this very extent.
-    fn check_header(&self, bytes: &[u8], store: StoreId) -> Result<Arc<ExtentTables>, Cause> {
+    fn check_header(&self, bytes: &[u8], store: StoreId) -> Result<VerifiedHeader, Cause> {
         let header = RecordHeader::decode(bytes).map_err(Cause::of_format)?;
-        let found = header.extent().ok_or(Cause::WrongPlace)?;
-        if header.store != store || found != *self.extent {
+        let is_ours = header.store == store;
+        let found = VerifiedHeader::of(header).ok_or(Cause::WrongPlace)?;
+        if !is_ours || *found.extent != *self.extent {
             return Err(Cause::WrongPlace);
         }
-        match header.kind {
-            RecordKind::Extent { slice_crcs: crcs, units, .. } => {
-                Ok(Arc::new(ExtentTables { crcs, units }))
-            }
-            _ => Err(Cause::WrongPlace),
-        }
+        // The index may share it.
+        Ok(VerifiedHeader { extent: Arc::clone(&self.extent), ..found })
     }
 
     /// Compares the slices that arrived with the checksums of the header.
     pub(super) fn verdict(self, stopped: Option<Stopped>) -> Vec<BlockRead> {
         let stopped = stopped.map(Cause::from);
-        let Self { extent, first_layer, blocks, tables, slices, outcomes, .. } = self;
+        let Self { extent, first_layer, blocks, header, slices, outcomes, .. } = self;
         let slice_bytes = extent.layout.slice_bytes() as usize;
         let of_outcome = |outcome| BlockRead { outcome, memory: Vec::new(), copy: Vec::new() };
         let mut reads: Vec<_> = outcomes.into_iter().map(of_outcome).collect();
@@ -283,7 +281,7 @@ impl ExtentReading {
         for (index, slice) in slices.into_iter().enumerate() {
             let (layer, target) = (index / blocks.len(), index % blocks.len());
             let row = (first_layer as usize + layer) * extent.hashes.len();
-            let crc = tables.as_ref().map(|tables| tables.crcs[row + blocks[target] as usize]);
+            let crc = header.as_ref().map(|header| header.crcs[row + blocks[target] as usize]);
             let verdict = match crc {
                 None => Err(stopped.unwrap_or(Cause::Header)),
                 Some(_) if slice.summed < slice_bytes => Err(stopped.unwrap_or(Cause::Device)),

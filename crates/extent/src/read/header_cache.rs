@@ -1,125 +1,185 @@
-//! Caches the tables of verified extent headers, within a byte bound.
+//! Caches verified headers of extents, within a bound on their bytes.
 //!
-//! 1. The sum of the entries' bytes never exceeds the bound.
-//! 2. Eviction is second chance: an entry that was used since the hand last passed stays for another round.
+//! 1. The weights of all entries together never exceed the bound. A weight is the memory that its entry takes, rounded
+//!    up.
+//! 2. A name never gets another header: the number of an extent is used once in a store, and a pack never changes. A
+//!    read still compares a cached header with what it expects, because an index may be wrong.
+//! 3. The same headers stay in every run of a simulation.
 
-use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
 
-use dalsegno_core::ExtentId;
-use parking_lot::Mutex;
+use dalsegno_core::{Extent, ExtentId};
+use dalsegno_io::FileId;
+use quick_cache::sync::{Cache, DefaultLifecycle};
+use quick_cache::{OptionsBuilder, Weighter};
 
-use crate::format::Units;
+use crate::format::{RecordHeader, RecordKind, Units};
 
-/// What an extent's header says about its payload.
-#[derive(Debug, Default)]
-pub struct ExtentTables {
+/// Memory of an entry in addition to its tables and hashes.
+const ENTRY_BYTES: u64 = 512;
+/// Bytes of a shard. The largest header takes a quarter of it.
+const SHARD_BYTES: u64 = 1 << 20;
+/// More shards would not help the threads that read.
+const MOST_SHARDS: u64 = 64;
+
+/// A header that was verified, or that this process wrote.
+#[derive(Debug)]
+pub struct VerifiedHeader {
+    /// The extent that it describes.
+    pub extent: Arc<Extent>,
     /// crc32c of every slice, layer-major.
     pub crcs: Vec<u32>,
     /// The units of a compressed extent.
     pub units: Option<Units>,
 }
 
-/// Tables of verified headers, within a bound on their bytes.
+/// The name of a header in a [`HeaderCache`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum HeaderName {
+    /// The header of an extent whose number the reader knows. A place in the log gets new extents when its segment is
+    /// recycled.
+    Extent(ExtentId),
+    /// The header at an offset of a file that never changes.
+    Place(FileId, u64),
+}
+
+/// Verified headers, within a bound on their bytes.
 #[derive(Debug)]
 pub struct HeaderCache {
-    bound: u64,
-    state: Mutex<CacheState>,
+    headers: Headers,
 }
 
-#[derive(Debug, Default)]
-struct CacheState {
-    entries: HashMap<ExtentId, CacheEntry>,
-    order: VecDeque<ExtentId>,
-    bytes: u64,
+type Headers =
+    Cache<HeaderName, Arc<VerifiedHeader>, HeaderWeight, BuildHasherDefault<DefaultHasher>>;
+
+#[derive(Clone, Copy, Debug)]
+struct HeaderWeight;
+
+impl Weighter<HeaderName, Arc<VerifiedHeader>> for HeaderWeight {
+    fn weight(&self, _: &HeaderName, header: &Arc<VerifiedHeader>) -> u64 {
+        let units = header.units.as_ref().map_or(0, |units| u64::from(units.count()) * 8);
+        let hashes = header.extent.hashes.len() as u64 * 32;
+        ENTRY_BYTES + header.crcs.len() as u64 * 4 + units + hashes
+    }
 }
 
-#[derive(Debug)]
-struct CacheEntry {
-    tables: Arc<ExtentTables>,
-    used: bool,
-}
-
-fn cost(tables: &Arc<ExtentTables>) -> u64 {
-    // 96 and 32 bytes are rough costs of the map entry, the queue entry and the allocations.
-    let units = tables.units.as_ref().map_or(0, |units| 32 + u64::from(units.count()) * 8);
-    96 + tables.crcs.len() as u64 * 4 + units
+impl VerifiedHeader {
+    /// The extent and the tables of a decoded header; `None` if it is of another record.
+    #[must_use]
+    pub fn of(header: RecordHeader) -> Option<Self> {
+        let extent = Arc::new(header.extent()?);
+        let RecordKind::Extent { slice_crcs: crcs, units, .. } = header.kind else { return None };
+        Some(Self { extent, crcs, units })
+    }
 }
 
 impl HeaderCache {
     /// A cache of at most `bound` bytes.
+    ///
+    /// # Panics
+    ///
+    /// Never: all options are set.
     #[must_use]
     pub fn new(bound: u64) -> Self {
-        Self { bound, state: Mutex::default() }
+        let shards = (bound / SHARD_BYTES).clamp(1, MOST_SHARDS);
+        let items = usize::try_from(bound / (4 * ENTRY_BYTES)).unwrap_or(usize::MAX);
+        let options = OptionsBuilder::new()
+            .shards(usize::try_from(shards).expect("a small number"))
+            .estimated_items_capacity(items.max(16))
+            .weight_capacity(bound)
+            .build()
+            .expect("all options are set");
+        let (hasher, lifecycle) = (BuildHasherDefault::default(), DefaultLifecycle::default());
+        Self { headers: Cache::with_options(options, HeaderWeight, hasher, lifecycle) }
     }
 
-    /// The tables of an extent's header, if they are cached. Counts as a use.
+    /// A header, if it is cached. Counts as a use.
     #[must_use]
-    pub fn get(&self, id: ExtentId) -> Option<Arc<ExtentTables>> {
-        let mut state = self.state.lock();
-        let entry = state.entries.get_mut(&id)?;
-        entry.used = true;
-        Some(Arc::clone(&entry.tables))
+    pub fn get(&self, name: HeaderName) -> Option<Arc<VerifiedHeader>> {
+        self.headers.get(&name)
     }
 
-    /// Caches the tables of a header that was verified.
-    pub fn insert(&self, id: ExtentId, tables: Arc<ExtentTables>) {
-        if cost(&tables) > self.bound {
-            return;
-        }
-        let mut state = self.state.lock();
-        state.bytes += cost(&tables);
-        match state.entries.insert(id, CacheEntry { tables, used: false }) {
-            Some(old) => state.bytes -= cost(&old.tables),
-            None => state.order.push_back(id),
-        }
-        while state.bytes > self.bound {
-            let Some(oldest) = state.order.pop_front() else { break };
-            match state.entries.get_mut(&oldest) {
-                Some(entry) if entry.used => {
-                    entry.used = false;
-                    state.order.push_back(oldest);
-                }
-                Some(_) => state.drop_entry(oldest),
-                None => {}
-            }
-        }
+    /// Caches a header that was verified.
+    pub fn insert(&self, name: HeaderName, header: Arc<VerifiedHeader>) {
+        self.headers.insert(name, header);
     }
 
-    /// Removes an extent. Its entry in the queue goes when the hand passes.
-    pub fn remove(&self, id: ExtentId) {
-        let mut state = self.state.lock();
-        state.drop_entry(id);
-        if state.order.len() > 2 * state.entries.len() + 16 {
-            let CacheState { entries, order, .. } = &mut *state;
-            order.retain(|id| entries.contains_key(id));
-        }
-    }
-}
-
-impl CacheState {
-    fn drop_entry(&mut self, id: ExtentId) {
-        if let Some(entry) = self.entries.remove(&id) {
-            self.bytes -= cost(&entry.tables);
-        }
+    /// Removes a header.
+    pub fn remove(&self, name: HeaderName) {
+        self.headers.remove(&name);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use dalsegno_core::{ChainHash, KvLayout, Location, NamespaceId};
+
     use super::*;
 
+    fn header(id: u64, blocks: u32, layers: u32) -> Arc<VerifiedHeader> {
+        let location =
+            Location { segment: 1, epoch: 1, offset: 0, header_bytes: 4096, compressed_bytes: 0 };
+        let extent = Extent {
+            id: ExtentId(id),
+            born: id,
+            namespace: NamespaceId::default(),
+            lineage: ChainHash::default(),
+            first_block_index: 0,
+            parent: ChainHash::default(),
+            layout: KvLayout::new(layers, 4096).unwrap(),
+            location,
+            hashes: vec![ChainHash::default(); blocks as usize],
+        };
+        let crcs = vec![0; (blocks * layers) as usize];
+        Arc::new(VerifiedHeader { extent: Arc::new(extent), crcs, units: None })
+    }
+
+    /// The cached ones of headers that were inserted one after the other.
+    fn cached(cache: &HeaderCache, count: u64) -> Vec<u64> {
+        let is_cached = |id: &u64| cache.headers.peek(&HeaderName::Extent(ExtentId(*id))).is_some();
+        (0..count).filter(is_cached).collect()
+    }
+
     #[test]
-    fn the_cache_keeps_its_bound_and_used_entries_survive_a_round() {
-        let cache = HeaderCache::new(10 * (96 + 40));
-        let tables = Arc::new(ExtentTables { crcs: vec![0; 10], units: None });
-        for i in 0..10 {
-            cache.insert(ExtentId(i), Arc::clone(&tables));
+    fn a_cache_keeps_its_bound_and_what_is_used() {
+        let cache = HeaderCache::new(1 << 20);
+        for id in 0..5000 {
+            cache.insert(HeaderName::Extent(ExtentId(id)), header(id, 4, 32));
+            assert!(id < 10 || cache.get(HeaderName::Extent(ExtentId(7))).is_some(), "{id}");
+            assert!(cache.headers.weight() <= 1 << 20);
         }
-        assert!(cache.get(ExtentId(0)).is_some());
-        cache.insert(ExtentId(10), tables);
-        assert!(cache.get(ExtentId(0)).is_some(), "used");
-        assert!(cache.get(ExtentId(1)).is_none(), "oldest unused");
-        assert!(cache.state.lock().bytes <= cache.bound);
+        let cached = cached(&cache, 5000);
+        // Each one weighs 512 + 128 * 4 + 4 * 32 bytes.
+        assert!((800..=910).contains(&cached.len()), "{}", cached.len());
+        cache.remove(HeaderName::Extent(ExtentId(7)));
+        assert!(cache.get(HeaderName::Extent(ExtentId(7))).is_none());
+    }
+
+    #[test]
+    fn the_largest_header_is_cached_and_a_bound_of_zero_caches_none() {
+        let largest = || header(1, 4096, 4);
+        let name = HeaderName::Place(FileId(3), 4096);
+        for bound in [1 << 20, 32 << 20, 1 << 30] {
+            let cache = HeaderCache::new(bound);
+            cache.insert(name, largest());
+            assert!(cache.get(name).is_some(), "{bound}");
+        }
+        let none = HeaderCache::new(0);
+        none.insert(name, header(1, 1, 1));
+        assert!(none.get(name).is_none());
+    }
+
+    #[test]
+    fn two_caches_with_the_same_history_hold_the_same_headers() {
+        let caches = [(); 2].map(|()| HeaderCache::new(4 << 20));
+        for cache in &caches {
+            for id in 0..20_000_u64 {
+                cache.insert(HeaderName::Extent(ExtentId(id)), header(id, 2, 16));
+                let _ = cache.get(HeaderName::Extent(ExtentId(id / 3)));
+            }
+        }
+        let [one, other] = caches.map(|cache| cached(&cache, 20_000));
+        assert!(!one.is_empty() && one == other);
     }
 }

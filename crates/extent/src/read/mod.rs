@@ -10,7 +10,7 @@ mod salvage;
 mod units;
 
 pub use extent_reading::{BlockOutcome, BlockRead, BlockTarget};
-pub use header_cache::{ExtentTables, HeaderCache};
+pub use header_cache::{HeaderCache, HeaderName, VerifiedHeader};
 pub use headers::{HeaderRead, HeadersRead};
 pub use reader::{BlocksRead, ExtentRead, PinnedRead, Reader};
 pub use record_copy::RecordMemory;

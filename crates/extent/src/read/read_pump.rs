@@ -8,7 +8,7 @@ use dalsegno_core::{Stopped, StoreId};
 use dalsegno_io::{Call, Completion, IoError, Memory, Operation};
 
 use super::extent_reading::{ExtentReading, ReadRequest};
-use super::header_cache::HeaderCache;
+use super::header_cache::{HeaderCache, HeaderName};
 use crate::compress::CodecPool;
 use crate::error::Cause;
 use crate::stats::TransferStats;
@@ -190,8 +190,8 @@ impl<'a> ReadPump<'a> {
     }
 
     fn take_header(&mut self, number: usize, bytes: &[u8]) {
-        if let Some((extent, tables)) = self.readings[number].take_header(bytes, self.parts.store) {
-            self.parts.headers.insert(extent.id, tables);
+        if let Some(header) = self.readings[number].take_header(bytes, self.parts.store) {
+            self.parts.headers.insert(HeaderName::Extent(header.extent.id), header);
         }
     }
 

@@ -10,7 +10,7 @@ use dalsegno_core::{Extent, StoreId};
 use dalsegno_io::{Call, FileId};
 
 use super::extent_reading::{BlockRead, BlockTarget, ExtentReading, ReadRequest};
-use super::header_cache::{ExtentTables, HeaderCache};
+use super::header_cache::{HeaderCache, HeaderName, VerifiedHeader};
 use super::read_pump::{ReadParts, ReadPump};
 use super::salvage::salvage;
 use crate::compress::CodecPool;
@@ -34,8 +34,8 @@ pub struct PinnedRead {
     pub read: ExtentRead,
     /// Where the extent is; `None` if its file was recycled, and the blocks are lost.
     pub pinned: Option<PinnedFile>,
-    /// The tables of its header, if the caller has verified that. Otherwise the header is read, unless it is cached.
-    pub tables: Option<Arc<ExtentTables>>,
+    /// Its header, if the caller has verified that. Otherwise the header is read, unless it is cached.
+    pub header: Option<Arc<VerifiedHeader>>,
 }
 
 /// Reads the extents of one store.
@@ -84,13 +84,16 @@ impl Reader {
         let mut results: Vec<Vec<BlockRead>> = Vec::with_capacity(reads.len());
         let mut places = Vec::with_capacity(reads.len());
         let mut pump = ReadPump::new(&self.parts, call, reads.len());
-        for (index, PinnedRead { read, pinned, tables }) in reads.enumerate() {
+        for (index, PinnedRead { read, pinned, header }) in reads.enumerate() {
             results.push(read.targets.iter().map(|_| BlockRead::lost(Cause::Recycled)).collect());
             let Some(pinned) = pinned else { continue };
             let ExtentRead { extent, layers, targets } = read;
-            let tables = tables.or_else(|| self.parts.headers.get(extent.id));
+            let header = header.or_else(|| {
+                let cached = self.parts.headers.get(HeaderName::Extent(extent.id));
+                cached.filter(|header| *header.extent == *extent)
+            });
             let (reading, chunks) =
-                ExtentReading::plan(extent, pinned, layers, targets, tables, rules);
+                ExtentReading::plan(extent, pinned, layers, targets, header, rules);
             let number = pump.readings.len();
             pump.readings.push(reading);
             let plain = |chunk| ReadRequest { reading: number, chunk, units: Vec::new() };
