@@ -25,7 +25,7 @@ pub use error::Cause;
 pub use format::NewExtent;
 pub use read::{
     BlockOutcome, BlockRead, BlockTarget, BlocksRead, ExtentRead, HeaderCache, HeaderName,
-    HeaderRead, HeadersRead, PinnedRead, Reader, RecordMemory, VerifiedHeader,
+    PlacedRecord, Reader, RecordMemory, RecordRead, VerifiedHeader, WantedRecord,
 };
 pub use stats::{CompressionStats, TransferStats, TransferStatsView};
 pub use transfer::{

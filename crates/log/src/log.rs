@@ -6,7 +6,7 @@ use dalsegno_core::{Clock, ExtentId, Limits, Location, StoreId};
 use dalsegno_extent::format::StoreHeader;
 use dalsegno_extent::{
     BlockRead, CodecPool, CompressedExtent, Compressor, DeviceIo, ExtentRead, HeaderCache,
-    HeaderName, IoBounds, PinnedFile, PinnedRead, Reader, SourceIo, read_stored,
+    HeaderName, IoBounds, PinnedFile, Reader, SourceIo, read_stored,
 };
 use dalsegno_io::{BufferPool, Call, Device};
 
@@ -208,10 +208,9 @@ impl Log {
         meanwhile: &mut dyn FnMut() -> bool,
     ) -> Vec<Vec<BlockRead>> {
         let Owners { segments, reader, .. } = &*self.owners;
-        let pinned = |read: ExtentRead| PinnedRead {
-            pinned: self.pinned_file(read.extent.location),
-            read,
-            header: None,
+        let pinned = |read: ExtentRead| {
+            let pinned = self.pinned_file(read.extent.location);
+            read.in_file(segments.store(), pinned)
         };
         let reads = reads.into_iter().map(pinned);
         reader.read(reads, call, &|file| segments.other_file(file), meanwhile)
@@ -313,12 +312,8 @@ impl Owners {
         let segments_of = || Arc::clone(&segments);
         let headers = Arc::new(HeaderCache::new(limits.header_cache_bytes));
         let codecs = Arc::new(CodecPool::default());
-        let reader = Reader::new(
-            Arc::clone(&io.transfers),
-            store,
-            Arc::clone(&headers),
-            Arc::clone(&codecs),
-        );
+        let reader =
+            Reader::new(Arc::clone(&io.transfers), Arc::clone(&headers), Arc::clone(&codecs));
         let (clock, transfers) = (Arc::clone(&io.clock), Arc::clone(&io.stats));
         let bytes = limits.compression_bytes;
         let compressor =

@@ -72,6 +72,11 @@ impl VerifiedHeader {
         let RecordKind::Extent { slice_crcs: crcs, units, .. } = header.kind else { return None };
         Some(Self { extent, crcs, units })
     }
+
+    /// The checksum of a slice.
+    pub(super) fn crc(&self, layer: usize, block: u32) -> u32 {
+        self.crcs[layer * self.extent.hashes.len() + block as usize]
+    }
 }
 
 impl HeaderCache {

@@ -2,15 +2,20 @@
 
 mod extent_reading;
 mod header_cache;
-mod headers;
 mod read_pump;
 mod reader;
 mod record_copy;
 mod salvage;
+mod slice_arrival;
 mod units;
+mod wanted;
 
-pub use extent_reading::{BlockOutcome, BlockRead, BlockTarget};
 pub use header_cache::{HeaderCache, HeaderName, VerifiedHeader};
-pub use headers::{HeaderRead, HeadersRead};
-pub use reader::{BlocksRead, ExtentRead, PinnedRead, Reader};
+pub use reader::{BlocksRead, Reader};
 pub use record_copy::RecordMemory;
+pub use wanted::{
+    BlockOutcome, BlockRead, BlockTarget, ExtentRead, PlacedRecord, RecordRead, WantedRecord,
+};
+
+#[cfg(test)]
+mod tests;

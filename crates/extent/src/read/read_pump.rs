@@ -4,21 +4,21 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{Stopped, StoreId};
+use dalsegno_core::Stopped;
 use dalsegno_io::{Call, Completion, IoError, Memory, Operation};
 
 use super::extent_reading::{ExtentReading, ReadRequest};
-use super::header_cache::{HeaderCache, HeaderName};
+use super::header_cache::HeaderCache;
+use super::wanted::RecordRead;
 use crate::compress::CodecPool;
 use crate::error::Cause;
 use crate::stats::TransferStats;
-use crate::transfer::{Chunk, PinnedFile, Pump, SourceIo, Transfer};
+use crate::transfer::{Chunk, PinnedFile, PlanRules, Pump, SourceIo, Transfer};
 
 /// What reading needs.
 #[derive(Clone, Debug)]
 pub(super) struct ReadParts {
     pub(super) io: Arc<SourceIo>,
-    pub(super) store: StoreId,
     pub(super) headers: Arc<HeaderCache>,
     pub(super) codecs: Arc<CodecPool>,
 }
@@ -28,6 +28,7 @@ pub(super) struct ReadPump<'a> {
     pub(super) parts: &'a ReadParts,
     pub(super) pump: Pump<'a>,
     pub(super) readings: Vec<ExtentReading>,
+    rules: PlanRules,
     waiting: VecDeque<ReadRequest>,
     /// By tag.
     in_flight: Vec<Option<ReadRequest>>,
@@ -39,21 +40,31 @@ const LOOK: Duration = Duration::from_millis(2);
 
 impl<'a> ReadPump<'a> {
     pub(super) fn new(parts: &'a ReadParts, call: &'a Call, count: usize) -> Self {
-        let pump = Pump::new(&parts.io, call);
+        let (pump, rules) = (Pump::new(&parts.io, call), parts.io.rules(!call.must_stage()));
         let (waiting, in_flight, failed) = (VecDeque::new(), Vec::new(), Vec::new());
-        Self { parts, pump, readings: Vec::with_capacity(count), waiting, in_flight, failed }
+        let readings = Vec::with_capacity(count);
+        Self { parts, pump, readings, rules, waiting, in_flight, failed }
     }
 
-    /// Adds requests to be sent.
-    pub(super) fn plan(&mut self, requests: impl IntoIterator<Item = ReadRequest>) {
-        self.waiting.extend(requests);
+    /// Adds a record to be read.
+    pub(super) fn add(&mut self, pinned: PinnedFile, read: RecordRead) {
+        let cached = self.parts.headers.get(read.record.header_name(pinned.file));
+        let cached = cached.filter(|header| read.record.accepts(&header.extent));
+        self.readings.push(ExtentReading::new(self.readings.len(), pinned, read, cached));
     }
 
-    /// Requests for the units of a compressed extent, as soon as its tables are known.
-    pub(super) fn units_of(&mut self, number: usize) -> Vec<ReadRequest> {
-        let limit = self.parts.io.rules(false).limit;
-        let planned = self.readings[number].plan_units(limit).into_iter();
-        planned.map(|(chunk, units)| ReadRequest { reading: number, chunk, units }).collect()
+    /// Plans the requests that can be sent without waiting for others.
+    pub(super) fn plan(&mut self) {
+        let mut payload = Vec::new();
+        for reading in &mut self.readings {
+            let requests = reading.plan(self.rules);
+            if reading.needs_header() {
+                self.waiting.extend(requests);
+            } else {
+                payload.extend(requests);
+            }
+        }
+        self.waiting.extend(payload);
     }
 
     /// Sends what may be in flight, and takes what has arrived; returns whether everything that is planned was read or
@@ -72,7 +83,7 @@ impl<'a> ReadPump<'a> {
         }
     }
 
-    /// Reads everything that is planned, and what the extents' tables add. Returns the requests that failed.
+    /// Reads everything that is planned, and what the extents' headers add. Returns the requests that failed.
     /// `meanwhile` advances other reads of the call, and returns whether there are any: then it is called periodically.
     pub(super) fn run(
         &mut self,
@@ -126,8 +137,8 @@ impl<'a> ReadPump<'a> {
             return;
         }
         self.arrive(done, completion.memory);
-        let units = self.units_of(number);
-        self.waiting.extend(units);
+        let payload = self.readings[number].plan_payload(self.rules);
+        self.waiting.extend(payload);
     }
 
     pub(super) fn submit(
@@ -190,8 +201,8 @@ impl<'a> ReadPump<'a> {
     }
 
     fn take_header(&mut self, number: usize, bytes: &[u8]) {
-        if let Some(header) = self.readings[number].take_header(bytes, self.parts.store) {
-            self.parts.headers.insert(HeaderName::Extent(header.extent.id), header);
+        if let Some((name, header)) = self.readings[number].take_header(bytes) {
+            self.parts.headers.insert(name, header);
         }
     }
 

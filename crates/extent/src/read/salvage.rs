@@ -133,8 +133,10 @@ impl Salvage<'_, '_> {
             return Ok(Some((part, error)));
         }
         self.pump.arrive(part, completion.memory);
-        let units = self.pump.units_of(number);
-        self.parts.extend(units);
+        // The memory of a part that fails must still be there, so none is read directly.
+        let rules = self.pump.parts.io.staged_rules();
+        let payload = self.pump.readings[number].plan_payload(rules);
+        self.parts.extend(payload);
         Ok(None)
     }
 
