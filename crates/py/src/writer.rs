@@ -88,12 +88,13 @@ impl PyLayerWriter {
     ///     timeout_s: Seconds after which the commit fails; ``None`` waits.
     ///
     /// Returns:
-    ///     How many blocks are visible then: all but those that the admission policy declined.
+    ///     How many blocks are visible then: all but those that were removed since the writer was
+    ///     made, that the admission policy declined, or that another put is writing.
     ///
     /// Raises:
     ///     InvalidError: A layer is missing.
-    ///     UnavailableError: Some blocks were not stored, or not within ``timeout_s``, or were removed
-    ///         since the writer was made. Put them again.
+    ///     UnavailableError: Some blocks could not be stored, or not within ``timeout_s``. What was
+    ///         gathered is gone.
     #[pyo3(signature = (*, timeout_s=None))]
     fn commit(&self, py: Python<'_>, timeout_s: Option<f64>) -> PyResult<usize> {
         let terms = Terms { timeout: timeout(timeout_s)?, cancel: None };

@@ -33,7 +33,9 @@ mod terms;
 mod tuning;
 mod upkeep;
 
-pub use api::layer_writer::{GatheredBlocks, LayerHost, LayerSpan, LayerWork, LayerWriter};
+pub use api::layer_writer::{
+    GatheredBlocks, GatheredPut, LayerHost, LayerSpan, LayerWork, LayerWriter,
+};
 pub use api::pool::{Arrival, Pool, PoolBlock, PoolUse};
 pub use api::removal_watch::{MAX_WATCHED_BLOCKS, RemovalWatch, Removals};
 pub use api::store::Store;

@@ -143,7 +143,7 @@ impl<D: Duty> Periodic<D> {
 
     /// Makes the next step due now. Does nothing without a thread.
     pub fn wake(&self) {
-        if !self.is_inline() {
+        if self.is_ours() {
             self.bell.wake();
         }
     }
@@ -159,6 +159,9 @@ impl<D: Duty> Periodic<D> {
 
     /// Ends the work after the step under way. Calling it again does nothing.
     pub fn close(&self) {
+        if !self.process.is_this() {
+            return;
+        }
         self.bell.end();
         if let StepRunner::Inline(duty) = &self.runner
             && let Some(mut duty) = duty.lock().take()
@@ -169,7 +172,9 @@ impl<D: Duty> Periodic<D> {
 
     /// Waits until closed work has ended, at most `timeout`.
     pub fn join(&self, timeout: Duration) {
-        if let StepRunner::Thread(workers) = &self.runner {
+        if let StepRunner::Thread(workers) = &self.runner
+            && self.process.is_this()
+        {
             workers.lock().join(timeout);
         }
     }

@@ -43,7 +43,7 @@ impl Window {
     /// # Errors
     ///
     /// [`IoError::Os`] if the system cannot provide it.
-    fn empty(bytes: usize) -> std::result::Result<Self, IoError> {
+    pub(super) fn empty(bytes: usize) -> std::result::Result<Self, IoError> {
         let bytes = bytes.saturating_add(WINDOW_HEADER_BYTES);
         let region = Region::lent(bytes, "memory for puts")?;
         region.provide(0, WINDOW_HEADER_BYTES)?;
@@ -60,6 +60,7 @@ impl Window {
     /// # Errors
     ///
     /// [`IoError::Os`] if the system cannot provide it.
+    #[cfg(test)]
     pub(crate) fn new(bytes: usize) -> std::result::Result<Self, IoError> {
         let window = Self::empty(bytes)?;
         window.provide(window.region.bytes())?;
@@ -67,7 +68,7 @@ impl Window {
     }
 
     /// Has the system provide the memory up to `end`.
-    fn provide(&self, end: usize) -> std::result::Result<(), IoError> {
+    pub(super) fn provide(&self, end: usize) -> std::result::Result<(), IoError> {
         let provided = self.provided.load(Ordering::Relaxed);
         if provided < end {
             let end = end.next_multiple_of(PIECE_BYTES).min(self.region.bytes());

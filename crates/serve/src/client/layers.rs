@@ -6,7 +6,7 @@ use std::time::Duration;
 use dalsegno_core::{ChainHash, Clock, Error, Namespace, Result};
 use dalsegno_io::copy_pieces;
 use dalsegno_store::{
-    Direction, GatheredBlocks, LayerHost, LayerSpan, LayerWork, LayerWriter, Memory, PutReport,
+    Direction, GatheredBlocks, GatheredPut, LayerHost, LayerSpan, LayerWork, LayerWriter, Memory,
     Terms, Transfer,
 };
 
@@ -47,7 +47,7 @@ pub(super) fn layer_writer(
     let blocks: Option<Box<dyn GatheredBlocks>> = if count == 0 {
         None
     } else {
-        let (client, allocation) = (Arc::clone(&client), Allocation::new(namespace, count)?);
+        let (client, allocation) = (Arc::clone(&client), Allocation::empty(namespace, count)?);
         let chain = span.chain[..first + count].to_vec();
         Some(Box::new(ClientBlocks { client, allocation, chain, first }))
     };
@@ -55,13 +55,15 @@ pub(super) fn layer_writer(
 }
 
 impl GatheredBlocks for ClientBlocks {
-    fn fill(&mut self, block: usize, offset: usize, pieces: &[Memory]) {
-        let mut memory = self.allocation.memory(block);
+    fn fill(&mut self, block: usize, offset: usize, pieces: &[Memory]) -> Result<()> {
+        let mut memory = self.allocation.memory(block)?;
         copy_pieces(pieces, &mut memory.as_mut_slice()[offset..]);
+        Ok(())
     }
 
-    fn put(self: Box<Self>, terms: &Terms) -> Result<PutReport> {
-        self.client.commit(&self.allocation, &self.chain, self.first, terms)
+    fn put(self: Box<Self>, terms: &Terms) -> Result<GatheredPut> {
+        let report = self.client.commit(&self.allocation, &self.chain, self.first, terms)?;
+        Ok(GatheredPut::from(&report))
     }
 }
 

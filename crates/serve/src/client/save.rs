@@ -33,16 +33,20 @@ impl Allocation {
     ///
     /// `Invalid` for none or too many; `Unavailable` if the system cannot provide the memory.
     pub fn new(namespace: &Namespace, count: usize) -> Result<Self> {
+        let allocation = Self::empty(namespace, count)?;
+        allocation.provide(count)?;
+        Ok(allocation)
+    }
+
+    /// As [`Self::new`], but the system provides the memory of a block when [`Self::memory`] asks for it.
+    pub(super) fn empty(namespace: &Namespace, count: usize) -> Result<Self> {
         let layout = namespace.layout();
         let bytes = block_bytes(layout).checked_mul(count).filter(|bytes| *bytes > 0);
         let Some(bytes) = bytes else {
             return Err(Error::invalid(format!("{count} blocks cannot be allocated")));
         };
-        let no_memory = |error: dalsegno_io::IoError| {
-            let message = format!("no memory for {count} blocks of {} bytes", block_bytes(layout));
-            Error::new(ErrorKind::Unavailable, message).with_source(error)
-        };
-        let window = Arc::new(Window::new(bytes).map_err(no_memory)?);
+        let window = Window::empty(bytes).map_err(|error| no_memory(layout, count, error))?;
+        let window = Arc::new(window);
         let mut claim = window.claim(WINDOW_HEADER_BYTES, bytes);
         let start = claim.memory().address();
         let namespace = namespace.id();
@@ -68,12 +72,19 @@ impl Allocation {
         (at < self.count).then(|| (self.start + at * bytes, bytes))
     }
 
-    /// The memory of a block.
-    pub(super) fn memory(&mut self, at: usize) -> Memory {
+    /// Has the system provide the memory of the first `count` blocks.
+    fn provide(&self, count: usize) -> Result<()> {
+        let end = WINDOW_HEADER_BYTES + count * block_bytes(self.layout);
+        self.window.provide(end).map_err(|error| no_memory(self.layout, count, error))
+    }
+
+    /// The memory of a block. Fails with `Unavailable` if the system cannot provide it.
+    pub(super) fn memory(&mut self, at: usize) -> Result<Memory> {
+        self.provide(at + 1)?;
         let bytes = block_bytes(self.layout);
         let mut all = self.claim.memory();
         drop(all.split_to(at * bytes));
-        all.split_to(bytes)
+        Ok(all.split_to(bytes))
     }
 
     /// How many blocks a commit of `chain` from `first` on has.
@@ -95,6 +106,11 @@ impl Allocation {
 
 fn block_bytes(layout: KvLayout) -> usize {
     usize::try_from(layout.block_bytes()).expect("64-bit addresses")
+}
+
+fn no_memory(layout: KvLayout, count: usize, error: dalsegno_io::IoError) -> Error {
+    let message = format!("no memory for {count} blocks of {} bytes", block_bytes(layout));
+    Error::new(ErrorKind::Unavailable, message).with_source(error)
 }
 
 /// A part of a put that one message carries.

@@ -1,21 +1,25 @@
-//! Where a put by layer gathers its blocks: in places of the DRAM tier, as far as there are free ones.
+//! Where a put by layer gathers its blocks.
 //!
-//! 1. All puts by layer of a store together gather at most [`MOST_GATHERED_BYTES`].
-//! 2. A place is taken from blocks that were not requested since they entered. Blocks without a place are gathered in
-//!    other memory, and enter the DRAM tier by a copy.
+//! 1. All puts by layer of a store together hold at most [`MOST_GATHERED_BYTES`], the hashes included.
+//! 2. If the DRAM tier admits what is put, blocks are gathered in places of it, in a quarter of it at most. A place is
+//!    taken from blocks that were not requested since they entered. All other blocks are gathered in other memory.
 //! 3. Blocks that are removed after the writer was made are not put.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{ChainHash, Clock, Error, ErrorKind, Namespace, NamespaceId, Result};
+use dalsegno_core::{
+    ChainHash, Clock, DramAdmission, Error, ErrorKind, Namespace, NamespaceId, Result,
+};
 use dalsegno_io::{Memory, copy_pieces};
 
 use crate::api::door::{Door, Start};
-use crate::api::layer_writer::{GatheredBlocks, LayerHost, LayerSpan, LayerWork, LayerWriter};
+use crate::api::layer_writer::{
+    GatheredBlocks, GatheredPut, LayerHost, LayerSpan, LayerWork, LayerWriter,
+};
 use crate::jobs::transfers::{Direction, Transfer, TransferLanes};
-use crate::put::report::PutReport;
+use crate::put::report::PutOutcome;
 use crate::put::writer::{HeldBlock, LayerStart};
 use crate::state::arena::ReservedPlace;
 use crate::state::byte_share::ByteShare;
@@ -52,8 +56,11 @@ struct StoreBlocks {
     /// From before the put.
     mark: RemovalMark,
     blocks: Vec<GatheredBlock>,
-    _share: ByteShare,
+    _shares: [ByteShare; 3],
 }
+
+/// Memory for blocks, and the shares of the memory that they hold: places, other memory, hashes.
+type Gathered = (Vec<GatheredBlock>, [ByteShare; 3]);
 
 /// The memory of one block.
 enum GatheredBlock {
@@ -73,54 +80,80 @@ pub(crate) fn layer_writer(
     let LayerStart { skipped, mark } =
         store.writer.begin_layers(&namespace, span.hashes()?, terms)?;
     let (first, count) = (span.first + skipped, span.count - skipped);
-    let (share, blocks) = gather(&store.recent.dram, &namespace, count)?;
-    let chain = span.chain[..first + count].to_vec();
+    let takes_places = host.door.limits().dram_admission == DramAdmission::Put;
+    let chain = &span.chain[..first + count];
+    let (blocks, shares) =
+        gather(&store.recent.dram, &namespace, count, chain.len(), takes_places)?;
+    let chain = chain.to_vec();
     let door = Arc::clone(&host.door);
-    let gathered =
-        StoreBlocks { door, namespace: namespace.id(), chain, first, mark, blocks, _share: share };
+    let gathered = StoreBlocks {
+        door,
+        namespace: namespace.id(),
+        chain,
+        first,
+        mark,
+        blocks,
+        _shares: shares,
+    };
     let gathered: Option<Box<dyn GatheredBlocks>> = (count > 0).then(|| Box::new(gathered) as _);
     Ok(LayerWriter::new(Arc::new(host), namespace.layout(), first, count, gathered))
 }
 
-/// Memory for `count` blocks.
+/// Takes memory for `count` blocks, and for `hashes` hashes.
 fn gather(
     dram: &Dram,
     namespace: &Namespace,
     count: usize,
-) -> Result<(ByteShare, Vec<GatheredBlock>)> {
+    hashes: usize,
+    takes_places: bool,
+) -> Result<Gathered> {
     let block_bytes = namespace.layout().block_bytes();
-    let share = dram.gather_share(block_bytes, count);
-    if share.count() < count {
+    let bytes = usize::try_from(block_bytes).expect("64-bit addresses");
+    let mut blocks = Vec::with_capacity(count);
+    let mut places = dram.gather_places(bytes, if takes_places { count } else { 0 });
+    let place = |_| dram.reserve(bytes, Leaving::Newcomers).map(GatheredBlock::Place);
+    blocks.extend((0..places.count()).map_while(place));
+    places.shrink(blocks.len());
+    let others = dram.gather_share(block_bytes, count - blocks.len());
+    let named = dram.gather_share(size_of::<ChainHash>() as u64, hashes);
+    if blocks.len() + others.count() < count || named.count() < hashes {
         let message = format!(
             "puts by layer would gather more than {MOST_GATHERED_BYTES} bytes; commit or drop others first"
         );
         return Err(Error::new(ErrorKind::Unavailable, message));
     }
-    let bytes = usize::try_from(block_bytes).expect("64-bit addresses");
-    let block = |_| match dram.reserve(bytes, Leaving::Newcomers) {
-        Some(place) => GatheredBlock::Place(place),
-        None => GatheredBlock::Heap(vec![0; bytes]),
-    };
-    Ok((share, (0..count).map(block).collect()))
+    blocks.extend((0..others.count()).map(|_| GatheredBlock::Heap(vec![0; bytes])));
+    Ok((blocks, [places, others, named]))
 }
 
 impl GatheredBlocks for StoreBlocks {
-    fn fill(&mut self, block: usize, offset: usize, pieces: &[Memory]) {
+    fn fill(&mut self, block: usize, offset: usize, pieces: &[Memory]) -> Result<()> {
         match &mut self.blocks[block] {
             GatheredBlock::Place(place) => place.fill(offset, pieces),
             GatheredBlock::Heap(bytes) => copy_pieces(pieces, &mut bytes[offset..]),
         }
+        Ok(())
     }
 
-    fn put(self: Box<Self>, terms: &Terms) -> Result<PutReport> {
-        let Self { door, namespace, chain, first, mark, blocks, _share } = *self;
+    fn put(self: Box<Self>, terms: &Terms) -> Result<GatheredPut> {
+        let Self { door, namespace, chain, first, mark, blocks, _shares } = *self;
         let held = blocks.into_iter().map(|block| match block {
             GatheredBlock::Place(place) => {
                 HeldBlock::Placed(Arc::new(place.complete().expect("nobody else has its memory")))
             }
             GatheredBlock::Heap(bytes) => HeldBlock::Elsewhere(Memory::owned(bytes, ())),
         });
-        door.enter()?.writer.put_held(namespace, &chain, first, held.collect(), mark, terms)
+        let store = door.enter()?;
+        let report =
+            store.writer.put_held(namespace, &chain, first, held.collect(), mark, terms)?;
+        let removed = store.writer.removals.removed_since(mark, namespace, &chain[first..]);
+        let is_removed = |(outcome, hash): &(&PutOutcome, &ChainHash)| {
+            **outcome == PutOutcome::Failed && removed.contains(*hash)
+        };
+        let gone = report.outcomes.iter().zip(&chain[first..]).filter(is_removed).count();
+        let mut put = GatheredPut::from(&report);
+        put.failed -= gone;
+        Ok(put)
     }
 }
 

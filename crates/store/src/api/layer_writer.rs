@@ -63,11 +63,29 @@ pub type LayerWork = Box<dyn FnOnce(&Terms) -> Result<()> + Send>;
 
 /// The memory in which a put by layer gathers its blocks.
 pub trait GatheredBlocks: fmt::Debug + Send {
-    /// Copies pieces, in order, into block `block` from `offset` on.
-    fn fill(&mut self, block: usize, offset: usize, pieces: &[Memory]);
+    /// Copies pieces, in order, into block `block` from `offset` on. Fails with `Unavailable` if there is no memory.
+    fn fill(&mut self, block: usize, offset: usize, pieces: &[Memory]) -> Result<()>;
 
     /// Puts the blocks, once they are complete.
-    fn put(self: Box<Self>, terms: &Terms) -> Result<PutReport>;
+    fn put(self: Box<Self>, terms: &Terms) -> Result<GatheredPut>;
+}
+
+/// How a put of gathered blocks ended. Neither counts blocks that were declined or removed, or that another put is
+/// writing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GatheredPut {
+    /// How many blocks are visible.
+    pub visible: usize,
+    /// How many could not be stored.
+    pub failed: usize,
+}
+
+impl From<&PutReport> for GatheredPut {
+    fn from(report: &PutReport) -> Self {
+        let visible = report.kept().iter().filter(|kept| **kept).count();
+        let failed = report.outcomes.iter().filter(|one| **one == PutOutcome::Failed).count();
+        Self { visible, failed }
+    }
 }
 
 /// Blocks that are put one layer at a time; nothing is visible before [`LayerWriter::commit`].
@@ -134,6 +152,7 @@ impl LayerWriter {
     #[expect(clippy::needless_pass_by_value, reason = "the slices are released when it returns")]
     pub fn store_layer(&self, layer: u32, blocks: Vec<Vec<Memory>>, terms: &Terms) -> Result<()> {
         let clock = self.host.enter()?;
+        let call = terms.call(clock.as_ref());
         if blocks.len() != self.count {
             let (given, count) = (blocks.len(), self.count);
             return Err(Error::invalid(format!("{given} slices for {count} blocks")));
@@ -146,7 +165,7 @@ impl LayerWriter {
                 "layer {layer} does not exist; the namespace has {layers}"
             )));
         }
-        let mut progress = self.lock(&terms.call(clock.as_ref()), clock.as_ref())?;
+        let mut progress = self.lock(&call, clock.as_ref())?;
         let (gathered, layers) = match &mut *progress {
             LayerProgress::Gathering { blocks, layers } => (blocks, layers),
             LayerProgress::Needless => return Ok(()),
@@ -156,7 +175,8 @@ impl LayerWriter {
             return Err(Error::invalid(format!("layer {layer} was stored already")));
         }
         for (block, pieces) in blocks.iter().enumerate() {
-            gathered.fill(block, layer as usize * slice_bytes as usize, pieces);
+            call.check(clock.as_ref()).map_err(|stopped| to_error(stopped.into()))?;
+            gathered.fill(block, layer as usize * slice_bytes as usize, pieces)?;
         }
         layers.insert(layer);
         Ok(())
@@ -179,13 +199,13 @@ impl LayerWriter {
         self.host.start(Box::new(work), timeout, refused)
     }
 
-    /// Puts the blocks; returns how many are visible then: all of them, but for those that the admission policy
-    /// declined. Does not wait for a layer whose transfer has not started: wait for the transfers first.
+    /// Puts the blocks; returns how many are visible then: all of them, but for those that were removed since the writer
+    /// was made, that the admission policy declined, or that another put is writing. Does not wait for a layer whose transfer has not started: wait for the transfers first.
     ///
     /// # Errors
     ///
-    /// `Invalid` if a layer is missing (store it and commit again); `Unavailable` or `Poisoned` if not all blocks could
-    /// be made visible; `Closed`.
+    /// `Invalid` if a layer is missing (store it and commit again); `Unavailable` or `Poisoned` if blocks could not be
+    /// stored, also for lack of time: what was gathered is gone then; `Closed`.
     pub fn commit(&self, terms: &Terms) -> Result<usize> {
         let clock = self.host.enter()?;
         let call = terms.call(clock.as_ref());
@@ -208,15 +228,14 @@ impl LayerWriter {
         drop(progress);
         let LayerProgress::Gathering { blocks, .. } = ended else { return Ok(0) };
         let timeout = call.deadline.remaining(clock.now());
-        let report = blocks.put(&Terms { timeout, cancel: call.cancel })?;
-        let kept = report.kept().iter().filter(|kept| **kept).count();
-        let declined = report.count(PutOutcome::Declined);
-        if kept as u64 + declined == self.count as u64 {
-            return Ok(kept);
+        let GatheredPut { visible, failed } =
+            blocks.put(&Terms { timeout, cancel: call.cancel })?;
+        if failed == 0 {
+            return Ok(visible);
         }
+        let count = self.count;
         let message = format!(
-            "{kept} of the {} blocks of this put are stored; put the others again",
-            self.count
+            "{failed} of the {count} blocks of this put could not be stored; put them again"
         );
         Err(Error::new(ErrorKind::Unavailable, message))
     }

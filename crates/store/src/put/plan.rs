@@ -15,7 +15,7 @@ use crate::far::tier::FarTier;
 use crate::put::pending::{Claim, Pending};
 use crate::put::report::PutOutcome;
 use crate::state::failed_reads::FailedReads;
-use crate::state::recent_removals::RecentRemovals;
+use crate::state::recent_removals::{RecentRemovals, RemovalMark};
 
 /// Memory of the filter that remembers blocks put once, with admission `second-put`.
 pub(crate) const ADMISSION_BYTES: usize = 8 << 20;
@@ -43,11 +43,13 @@ pub(super) struct Plan<'a> {
 }
 
 impl PutPlanner {
-    /// Decides which blocks are written.
+    /// Decides which blocks are written. Blocks that were removed since `since` are not, because the bytes are from
+    /// before.
     pub(super) fn plan(
         &self,
         namespace: NamespaceId,
         hashes: &[ChainHash],
+        since: RemovalMark,
         deadline: Deadline,
     ) -> Plan<'_> {
         let mut outcomes = vec![PutOutcome::Failed; hashes.len()];
@@ -65,10 +67,14 @@ impl PutPlanner {
         // Blocks that are written while nothing can be read only take the space of others.
         let is_useless = !failed.is_empty() && self.device.is_suspended();
         let mut failed = failed.iter().peekable();
+        let removed = self.removals.removed_since(since, namespace, hashes);
         let mut wanted = vec![false; hashes.len()];
         for (at, hash) in hashes.iter().enumerate() {
             let has_failed = failed.next_if_eq(&hash).is_some();
             if outcomes[at] != PutOutcome::Present {
+                if removed.contains(hash) {
+                    continue;
+                }
                 if !self.admission.lock().admit(namespace, hash) {
                     outcomes[at] = PutOutcome::Declined;
                     continue;

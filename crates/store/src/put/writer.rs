@@ -163,7 +163,7 @@ impl Writer {
             return Ok(PutReport { outcomes: vec![PutOutcome::Failed; hashes.len()] });
         }
         let Plan { wanted, mut outcomes, claim: _claim } =
-            self.planner.plan(namespace.id(), hashes, call.deadline);
+            self.planner.plan(namespace.id(), hashes, mark, call.deadline);
         let mut blocks: Vec<Option<Vec<Memory>>> = put.blocks.into_iter().map(Some).collect();
         let mut group = Group::new(&self.extents, call, mark);
         for Stretch { first, count } in self.extents.stretches(&wanted, namespace) {

@@ -7,7 +7,7 @@
 //! 3. After the space is reserved, the visible blocks are read once more. A removal is either seen then, or it comes
 //!    after the new extent was born and hides it at the next open too.
 //! 4. A merge uses free space, or a segment without live extents. Nothing is evicted for it.
-//! 5. Between two pieces of I/O it yields to reads, within bounds.
+//! 5. Before each read of a piece, and before the write of the whole, it yields to reads, within bounds.
 
 use std::sync::Arc;
 
@@ -198,11 +198,15 @@ impl Merge<'_> {
             let writer = stored.log.writer();
             let born = new.born.expect("merged blocks were put before");
             let place = writer.reserve(payload.total_bytes(&new), SpaceUse::Merge { born })?;
-            if visible_blocks(stored, row)? != all {
+            let goes_on = match visible_blocks(stored, row) {
+                Ok(visible) if visible == all => self.yield_to_reads(),
+                Ok(_) => Err(Skip::Changed),
+                Err(error) => Err(error.into()),
+            };
+            if let Err(skip) = goes_on {
                 writer.give_up(&place);
-                return Err(Skip::Changed);
+                return Err(skip);
             }
-            self.yield_to_reads()?;
             let appended = writer.append(vec![Append::new(new, payload, place)], &call).remove(0);
             appended.map_err(Skip::from)
         })?;

@@ -28,8 +28,11 @@ const MOST_EVICTED: usize = 64;
 /// Leases may hold this part of the tier, as a divisor: the rest serves everybody else.
 const LEASE_SHARE: u64 = 2;
 
-/// Most bytes that the puts by layer of a store gather at a time.
+/// Most bytes that the puts by layer of a store gather at a time outside of the tier.
 pub(crate) const MOST_GATHERED_BYTES: u64 = 1 << 30;
+
+/// Puts by layer may gather in this part of the tier, as a divisor.
+const GATHER_SHARE: u64 = 4;
 
 /// What may leave for a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,8 +51,10 @@ pub(crate) struct Dram {
     blocks: Mutex<S3Fifo<BlockKey, Arc<PlacedBlock>>>,
     /// Bytes of places that leases hold.
     leased_bytes: Arc<AtomicU64>,
-    /// Bytes that puts by layer gather, here or in other memory.
+    /// Bytes that puts by layer gather in other memory.
     gathered_bytes: Arc<AtomicU64>,
+    /// Bytes of places in which puts by layer gather.
+    gathering_bytes: Arc<AtomicU64>,
     admitted: AtomicU64,
     evicted: AtomicU64,
     throttled: AtomicU64,
@@ -82,6 +87,7 @@ impl Dram {
             arena,
             leased_bytes: Arc::default(),
             gathered_bytes: Arc::default(),
+            gathering_bytes: Arc::default(),
             admitted: AtomicU64::new(0),
             evicted: AtomicU64::new(0),
             throttled: AtomicU64::new(0),
@@ -126,8 +132,14 @@ impl Dram {
         ByteShare::take(&self.leased_bytes, most, Arena::place_bytes(bytes), count)
     }
 
-    /// A share of the memory in which puts by layer gather blocks, for as many blocks of `bytes` as it allows, at most
+    /// A share of the places in which puts by layer gather blocks, for as many blocks of `bytes` as it allows, at most
     /// `count`.
+    pub(crate) fn gather_places(&self, bytes: usize, count: usize) -> ByteShare {
+        let most = self.arena.as_ref().map_or(0, |arena| arena.capacity_bytes() / GATHER_SHARE);
+        ByteShare::take(&self.gathering_bytes, most, Arena::place_bytes(bytes), count)
+    }
+
+    /// A share of the other memory in which puts by layer gather blocks, likewise.
     pub(crate) fn gather_share(&self, bytes: u64, count: usize) -> ByteShare {
         ByteShare::take(&self.gathered_bytes, MOST_GATHERED_BYTES, bytes, count)
     }

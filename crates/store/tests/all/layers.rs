@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use crate::support::{block, chain, config, get, namespace, open};
+use crate::support::{block, chain, config, get, namespace, open, put};
 use dalsegno_store::{
-    ChainHash, Config, DramAdmission, ErrorKind, LayerSpan, LayerWriter, Memory, Terms, Transfer,
-    TransferState, lend,
+    ChainHash, Config, DramAdmission, ErrorKind, LayerSpan, LayerWriter, Memory, NamespaceId,
+    Store, Terms, Transfer, TransferState, lend,
 };
 
 const LAYERS: u32 = 3;
@@ -113,6 +113,67 @@ fn blocks_are_gathered_wherever_there_is_memory() {
     }
 }
 
+/// A writer of four blocks, all layers of which are stored.
+fn gathered(store: &Store, ns: NamespaceId, chain: &[ChainHash]) -> LayerWriter {
+    let blocks: Vec<Vec<u8>> = chain.iter().map(|h| block(*h, LAYERS as usize * SLICE)).collect();
+    let span = LayerSpan { chain, first: 0, count: chain.len() };
+    let writer = store.layer_writer(ns, span, &Terms::default()).unwrap();
+    for layer in 0..LAYERS {
+        assert_eq!(store_layer(&writer, layer, &blocks, None), Ok(()));
+    }
+    writer
+}
+
+#[test]
+fn writers_leave_the_tier_to_gets_and_leases() {
+    for (admission, most) in [(DramAdmission::Get, 0), (DramAdmission::Put, 4)] {
+        let dir = tempfile::tempdir().unwrap();
+        // Sixteen places.
+        let config = Config { dram: Some(1 << 20), dram_admission: admission, ..config(64 << 20) };
+        let store = open(dir.path(), &config);
+        let ns = namespace(&store, LAYERS, 5000, "shared");
+        let bytes = LAYERS as usize * SLICE;
+        put(&store, ns, &chain(0, 8), 0, bytes);
+        assert_eq!(get(&store, ns, &chain(0, 8), bytes, &Terms::default()), 8);
+        let writers: Vec<_> = (1..8).map(|name| gathered(&store, ns, &chain(name, 4))).collect();
+        assert!(store.stats().dram_evicted_blocks <= most, "{admission:?}: {:?}", store.stats());
+        let lease = store.lease(ns, &chain(0, 8), &Terms::default()).unwrap();
+        assert_eq!(lease.len(), 8, "{admission:?}");
+        drop(lease);
+        assert!(writers.iter().all(|writer| writer.commit(&Terms::default()).unwrap() == 4));
+    }
+}
+
+#[test]
+fn a_removed_block_of_a_put_by_layer_leaves_the_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path(), &config(64 << 20));
+    let ns = namespace(&store, LAYERS, 5000, "removed");
+    let chain = chain(1, 8);
+    let writer = gathered(&store, ns, &chain);
+    store.remove(ns, Some(&chain[3..4]), &Terms::default()).unwrap();
+    assert_eq!(writer.commit(&Terms::default()).unwrap(), 7);
+    let present: Vec<bool> = (0..8).map(|at| at != 3).collect();
+    assert_eq!(store.contains(ns, &chain).unwrap(), present);
+}
+
+#[test]
+fn puts_by_layer_of_the_same_blocks_at_once_all_succeed() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path(), &config(64 << 20));
+    let ns = namespace(&store, LAYERS, 5000, "twice");
+    for name in 0..50 {
+        let chain = chain(name, 4);
+        let writers = [(); 2].map(|()| gathered(&store, ns, &chain));
+        std::thread::scope(|scope| {
+            for writer in &writers {
+                scope.spawn(|| assert!(writer.commit(&Terms::default()).unwrap() <= 4));
+            }
+        });
+        assert_eq!(store.probe(ns, &chain).unwrap(), 4);
+    }
+}
+
 #[test]
 fn puts_by_layer_gather_a_bounded_number_of_bytes() {
     let dir = tempfile::tempdir().unwrap();
@@ -122,7 +183,7 @@ fn puts_by_layer_gather_a_bounded_number_of_bytes() {
     let span = |chain: &[ChainHash]| {
         store.layer_writer(ns, LayerSpan { chain, first: 0, count: 1 }, &Terms::default())
     };
-    let mut writers: Vec<_> = (0..64).map(|name| span(&chain(name, 1)).unwrap()).collect();
+    let mut writers: Vec<_> = (0..63).map(|name| span(&chain(name, 1)).unwrap()).collect();
     assert_eq!(span(&chain(64, 1)).unwrap_err().kind(), ErrorKind::Unavailable);
     writers.pop();
     span(&chain(64, 1)).unwrap();

@@ -5,7 +5,8 @@
 //! 2. What the kernel may touch (memory, scatter list, file) stays in its slot until the completion. If the ring fails
 //!    meanwhile, it is leaked, because the kernel may still use it.
 //! 3. Each slot has at most one entry in the ring, and the ring has space for all slots and the doorbell.
-//! 4. The arena stays mapped as long as it is registered: what says that it is holds the pool.
+//! 4. The arena stays mapped until it was unregistered, or the kernel refused that: what says that it is registered
+//!    holds the pool.
 //! 5. The owner sleeps only with the doorbell armed, and only when no queued request may start or every slot is taken.
 
 use std::io;

@@ -1,6 +1,8 @@
 use super::*;
 use crossbeam_channel::{Sender, unbounded};
-use dalsegno_core::Stopped;
+use dalsegno_core::{Clock, Stopped};
+
+use crate::SystemClock;
 
 const WAIT: Duration = Duration::from_secs(30);
 const NO_WAIT: Option<Duration> = Some(Duration::ZERO);
@@ -125,8 +127,10 @@ fn an_aborted_lane_refuses_queued_jobs_and_leaves_a_hanging_one_behind() {
     assert!(waiting.iter().all(|answer| matches!(ended(answer), Err(IoError::Closed))));
     lane.join(Duration::from_millis(20));
     assert!(matches!(lane.keep_place(NO_WAIT), Err(IoError::Closed)));
-    // It is not waited for again.
+    let clock = SystemClock::default();
+    let before = clock.now();
     drop(lane);
+    assert!(clock.now().since(before) < CLOSE_TIMEOUT / 2, "it is not waited for again");
     drop(release);
 }
 
