@@ -146,7 +146,7 @@ impl GatheredBlocks for StoreBlocks {
         let store = door.enter()?;
         let report =
             store.writer.put_held(namespace, &chain, first, held.collect(), mark, terms)?;
-        let removed = store.writer.removals.removed_since(mark, namespace, &chain[first..]);
+        let removed = store.recent.removals.removed_since(mark, namespace, &chain[first..]);
         let is_removed = |(outcome, hash): &(&PutOutcome, &ChainHash)| {
             **outcome == PutOutcome::Failed && removed.contains(*hash)
         };

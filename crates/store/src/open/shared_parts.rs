@@ -6,8 +6,6 @@ use std::sync::Arc;
 
 use dalsegno_core::{Clock, Limits};
 use dalsegno_io::JobLane;
-use dalsegno_policy::AdmissionFilter;
-use parking_lot::Mutex;
 
 use crate::blocks::dropper::Dropper;
 use crate::blocks::finder::Finder;
@@ -24,7 +22,7 @@ use crate::namespaces::table::NamespaceTable;
 use crate::open::meters::Meters;
 use crate::put::group::ExtentWriter;
 use crate::put::pending::Pending;
-use crate::put::plan::{ADMISSION_BYTES, PutPlanner};
+use crate::put::plan::{PutPlanner, admission_filter};
 use crate::put::publish::ExtentPublisher;
 use crate::put::writer::Writer;
 use crate::read::loader::{LoadTiers, Loader};
@@ -129,7 +127,6 @@ impl SharedParts {
             dropper: Arc::clone(&self.dropper),
             removals: self.removals(),
             far: self.far(),
-            counters: Arc::clone(&self.counters),
             limits: Arc::clone(&self.limits),
         }
     }
@@ -157,7 +154,6 @@ impl SharedParts {
     }
 
     pub(super) fn writer(&self, space: &Arc<SpaceLane>, merger: &Arc<Merger>) -> Writer {
-        let admission = AdmissionFilter::new(self.limits.admission, ADMISSION_BYTES);
         let planner = PutPlanner {
             stored: self.stored(),
             failed_reads: Arc::clone(&self.failed_reads),
@@ -165,7 +161,7 @@ impl SharedParts {
             far: self.far(),
             device: Arc::clone(&self.device),
             pending: Pending::default(),
-            admission: Mutex::new(admission),
+            admission: admission_filter(self.limits.admission),
         };
         let publisher = ExtentPublisher {
             stored: self.stored(),
@@ -188,9 +184,6 @@ impl SharedParts {
             planner,
             extents,
             merger: Arc::clone(merger),
-            log: self.stored().log.clone(),
-            device: Arc::clone(&self.device),
-            removals: self.removals(),
             namespaces: Arc::clone(&self.namespaces),
             counters: Arc::clone(&self.counters),
             clock: Arc::clone(&self.clock),

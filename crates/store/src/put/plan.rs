@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use dalsegno_core::{ChainHash, Deadline, FarWrite, NamespaceId};
+use dalsegno_core::{Admission, ChainHash, Deadline, FarWrite, NamespaceId};
 use dalsegno_index::Scope;
 use dalsegno_policy::AdmissionFilter;
 use parking_lot::Mutex;
@@ -18,7 +18,7 @@ use crate::state::failed_reads::FailedReads;
 use crate::state::recent_removals::{RecentRemovals, RemovalMark};
 
 /// Memory of the filter that remembers blocks put once, with admission `second-put`.
-pub(crate) const ADMISSION_BYTES: usize = 8 << 20;
+const ADMISSION_BYTES: usize = 8 << 20;
 
 /// Plans puts.
 #[derive(Debug)]
@@ -40,6 +40,11 @@ pub(super) struct Plan<'a> {
     pub(super) outcomes: Vec<PutOutcome>,
     /// Keeps other puts from writing the wanted blocks.
     pub(super) claim: Claim<'a>,
+}
+
+/// What decides about blocks that are not present.
+pub(crate) fn admission_filter(admission: Admission) -> Mutex<AdmissionFilter> {
+    Mutex::new(AdmissionFilter::new(admission, ADMISSION_BYTES))
 }
 
 impl PutPlanner {

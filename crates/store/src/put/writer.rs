@@ -8,10 +8,8 @@ use std::sync::Arc;
 
 use dalsegno_core::{ChainHash, Clock, Error, Namespace, NamespaceId, Result};
 use dalsegno_io::{Call, IoError, Memory, Operation};
-use dalsegno_log::Log;
 
 use crate::counters::{Counters, add};
-use crate::device::Watched;
 use crate::error::to_error;
 use crate::namespaces::table::NamespaceTable;
 use crate::put::group::{ExtentWriter, Group, GroupBlocks};
@@ -20,7 +18,7 @@ use crate::put::report::{PutOutcome, PutReport};
 use crate::put::stretch::Stretch;
 use crate::sizes::check_blocks;
 use crate::state::arena::PlacedBlock;
-use crate::state::recent_removals::{RecentRemovals, RemovalMark};
+use crate::state::recent_removals::RemovalMark;
 use crate::terms::Terms;
 use crate::upkeep::merger::Merger;
 
@@ -82,10 +80,6 @@ pub(crate) struct Writer {
     pub(crate) planner: PutPlanner,
     pub(crate) extents: ExtentWriter,
     pub(crate) merger: Arc<Merger>,
-    pub(crate) log: Log,
-    pub(crate) device: Arc<Watched>,
-    /// What was removed lately.
-    pub(crate) removals: Arc<RecentRemovals>,
     pub(crate) namespaces: Arc<NamespaceTable>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) clock: Arc<dyn Clock>,
@@ -99,7 +93,7 @@ impl Writer {
         put: Put<'_>,
         terms: &Terms,
     ) -> Result<PutReport> {
-        let mark = self.removals.mark();
+        let mark = self.planner.removals.mark();
         self.put_from(namespace, put, PutOrigin { placed: &[], mark }, terms)
     }
 
@@ -157,9 +151,9 @@ impl Writer {
         PutOrigin { placed, mark }: PutOrigin<'_>,
         call: &Call,
     ) -> Result<PutReport> {
-        self.log.check_writable().map_err(to_error)?;
+        self.planner.stored.log.check_writable().map_err(to_error)?;
         let hashes = &put.chain[put.first..put.first + put.blocks.len()];
-        if self.device.refuses(Operation::Write, call) {
+        if self.planner.device.refuses(Operation::Write, call) {
             return Ok(PutReport { outcomes: vec![PutOutcome::Failed; hashes.len()] });
         }
         let Plan { wanted, mut outcomes, claim: _claim } =
@@ -191,11 +185,11 @@ impl Writer {
         terms: &Terms,
     ) -> Result<LayerStart> {
         let call = terms.call(self.clock.as_ref());
-        self.log.check_writable().map_err(to_error)?;
-        if self.device.refuses(Operation::Write, &call) {
+        self.planner.stored.log.check_writable().map_err(to_error)?;
+        if self.planner.device.refuses(Operation::Write, &call) {
             return Err(to_error(IoError::Suspended.into()));
         }
-        let mark = self.removals.mark();
+        let mark = self.planner.removals.mark();
         let skipped = self.planner.leading_present(namespace.id(), hashes, call.deadline);
         let count = hashes.len() - skipped;
         let parts = self.extents.stretches(&vec![true; count], namespace);

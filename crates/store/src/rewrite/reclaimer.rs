@@ -22,7 +22,7 @@ use dalsegno_policy::reclaim::{
 
 use crate::blocks::dropper::Dropper;
 use crate::blocks::indexed_log::IndexedLog;
-use crate::counters::{Counters, add};
+use crate::counters::add;
 use crate::far::tier::FarTier;
 use crate::rewrite::relocate::Relocator;
 use crate::rewrite::rows::rows;
@@ -49,7 +49,6 @@ pub(crate) struct Reclaimer {
     pub(crate) removals: Arc<RecentRemovals>,
     /// The tier that may get what is evicted.
     pub(crate) far: Option<Arc<FarTier>>,
-    pub(crate) counters: Arc<Counters>,
     pub(crate) limits: Arc<Limits>,
 }
 
@@ -220,7 +219,7 @@ impl Reclaimer {
         let kept: Vec<&Extent> = kept.iter().map(|id| by_id[id]).collect();
         for row in rows(&kept, &self.limits) {
             match self.relocator.move_all(segment, &row) {
-                Ok(bytes) => add(&self.counters.relocated_bytes, bytes),
+                Ok(bytes) => add(&self.dropper.counters.relocated_bytes, bytes),
                 Err(error @ (LogError::Poisoned | LogError::Io(_))) => return Err(error),
                 // An extent that cannot move is evicted: a cache may forget.
                 Err(error) => tracing::debug!(%error, segment, "extents evicted instead of moved"),
