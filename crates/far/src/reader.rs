@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use dalsegno_core::{ChainHash, KvLayout, NamespaceId};
 use dalsegno_extent::format::RecordPlace;
@@ -64,7 +65,7 @@ impl FarReader {
         header_bytes: u64,
     ) -> Self {
         let headers = Arc::new(HeaderCache::new(header_bytes));
-        let reader = Reader::new(Arc::clone(&io), headers, Arc::new(CodecPool::default()));
+        let reader = Reader::new(Arc::clone(&io), headers, Arc::new(CodecPool::default()), None);
         Self { io, reader, index, tier, used_bytes: AtomicU64::new(0) }
     }
 
@@ -155,10 +156,16 @@ pub struct FarReading<'a> {
     reading: BlocksRead<'a>,
 }
 
-impl FarReading<'_> {
-    /// Sends what may be in flight, and takes what has arrived; returns whether all is done. Does not wait.
-    pub fn advance(&mut self) -> bool {
-        self.reading.advance()
+impl<'a> FarReading<'a> {
+    /// The read of the blocks as the call waits for it.
+    pub fn as_read(&mut self) -> &mut BlocksRead<'a> {
+        &mut self.reading
+    }
+
+    /// See [`BlocksRead::took`].
+    #[must_use]
+    pub fn took(&self) -> Duration {
+        self.reading.took()
     }
 
     /// Waits for all blocks, and returns one result for each, in order.
@@ -168,7 +175,7 @@ impl FarReading<'_> {
     /// Never, because each block is read or lost.
     pub fn finish(self) -> Vec<BlockRead> {
         let Self { reader, shape, records, mut results, reading } = self;
-        let read = reading.finish(&|_| None, &mut || false);
+        let read = reading.finish();
         for (FarRecord { at, blocks }, read) in records.into_iter().zip(read) {
             for ((position, hash), block) in blocks.into_iter().zip(read) {
                 reader.settle(&shape, at, &hash, block.outcome);

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use dalsegno_core::{Clock, ExtentId, Limits, Location, StoreId};
 use dalsegno_extent::format::StoreHeader;
 use dalsegno_extent::{
-    BlockRead, CodecPool, CompressedExtent, Compressor, DeviceIo, ExtentRead, HeaderCache,
-    HeaderName, IoBounds, PinnedFile, Reader, SourceIo, read_stored,
+    BlockRead, BlocksRead, CodecPool, CompressedExtent, Compressor, DeviceIo, ExtentRead,
+    HeaderCache, HeaderName, IoBounds, PinnedFile, Reader, SourceIo, read_stored,
 };
 use dalsegno_io::{BufferPool, Call, Device};
 
@@ -188,32 +188,22 @@ impl Log {
         &self.owners.store_files
     }
 
-    /// Reads blocks of several extents, and returns one outcome for each target, in the given order.
-    ///
-    /// Without a deadline, the device reads directly into aligned memory, and the memory of a block that is no hit has
-    /// undefined contents. With a deadline, blocks are copied from staging buffers, and no request uses the caller's
-    /// memory after the call.
+    /// Reads blocks of several extents, and returns one outcome for each target, in the given order: see
+    /// [`Self::begin_read`].
     #[must_use]
     pub fn read(&self, reads: Vec<ExtentRead>, call: &Call) -> Vec<Vec<BlockRead>> {
-        self.read_with(reads, call, &mut || false)
+        self.begin_read(reads, call).finish()
     }
 
-    /// As [`Self::read`]. `meanwhile` advances other reads of the call, and returns whether there are any: then it is
-    /// called every few milliseconds.
+    /// Plans to read blocks of several extents: see [`Reader::begin`].
     #[must_use]
-    pub fn read_with(
-        &self,
-        reads: Vec<ExtentRead>,
-        call: &Call,
-        meanwhile: &mut dyn FnMut() -> bool,
-    ) -> Vec<Vec<BlockRead>> {
-        let Owners { segments, reader, .. } = &*self.owners;
+    pub fn begin_read<'a>(&'a self, reads: Vec<ExtentRead>, call: &'a Call) -> BlocksRead<'a> {
+        let store = self.store();
         let pinned = |read: ExtentRead| {
             let pinned = self.pinned_file(read.extent.location);
-            read.in_file(segments.store(), pinned)
+            read.in_file(store, pinned)
         };
-        let reads = reads.into_iter().map(pinned);
-        reader.read(reads, call, &|file| segments.other_file(file), meanwhile)
+        self.owners.reader.begin(reads.into_iter().map(pinned), call)
     }
 
     /// Reads a compressed extent in its stored form; `None` if the extent is plain, gone, or not fully intact: then
@@ -312,8 +302,12 @@ impl Owners {
         let segments_of = || Arc::clone(&segments);
         let headers = Arc::new(HeaderCache::new(limits.header_cache_bytes));
         let codecs = Arc::new(CodecPool::default());
-        let reader =
-            Reader::new(Arc::clone(&io.transfers), Arc::clone(&headers), Arc::clone(&codecs));
+        let reader = Reader::new(
+            Arc::clone(&io.transfers),
+            Arc::clone(&headers),
+            Arc::clone(&codecs),
+            Some(Arc::<Segments>::clone(&segments)),
+        );
         let (clock, transfers) = (Arc::clone(&io.clock), Arc::clone(&io.stats));
         let bytes = limits.compression_bytes;
         let compressor =

@@ -11,10 +11,11 @@ mod units;
 mod wanted;
 
 pub use header_cache::{HeaderCache, HeaderName, VerifiedHeader};
-pub use reader::{BlocksRead, Reader};
+pub use reader::{BlocksRead, Reader, wait_for_all, wait_for_first};
 pub use record_copy::RecordMemory;
 pub use wanted::{
-    BlockOutcome, BlockRead, BlockTarget, ExtentRead, PlacedRecord, RecordRead, WantedRecord,
+    BlockOutcome, BlockRead, BlockTarget, ExtentRead, PlacedRecord, RecordRead, TrialFiles,
+    WantedRecord,
 };
 
 #[cfg(test)]

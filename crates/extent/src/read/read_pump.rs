@@ -2,14 +2,12 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
 
-use dalsegno_core::Stopped;
 use dalsegno_io::{Call, Completion, IoError, Memory, Operation};
 
 use super::extent_reading::{ExtentReading, ReadRequest};
 use super::header_cache::HeaderCache;
-use super::wanted::RecordRead;
+use super::wanted::{RecordRead, TrialFiles};
 use crate::compress::CodecPool;
 use crate::error::Cause;
 use crate::stats::TransferStats;
@@ -21,6 +19,7 @@ pub(super) struct ReadParts {
     pub(super) io: Arc<SourceIo>,
     pub(super) headers: Arc<HeaderCache>,
     pub(super) codecs: Arc<CodecPool>,
+    pub(super) trials: Option<Arc<dyn TrialFiles>>,
 }
 
 /// One read call: its pump, and the extents that it reads.
@@ -32,11 +31,9 @@ pub(super) struct ReadPump<'a> {
     waiting: VecDeque<ReadRequest>,
     /// By tag.
     in_flight: Vec<Option<ReadRequest>>,
+    /// Requests that failed and may be sent again.
     failed: Vec<ReadRequest>,
 }
-
-/// How often a call looks after its other reads while it waits for these.
-const LOOK: Duration = Duration::from_millis(2);
 
 impl<'a> ReadPump<'a> {
     pub(super) fn new(parts: &'a ReadParts, call: &'a Call, count: usize) -> Self {
@@ -68,9 +65,9 @@ impl<'a> ReadPump<'a> {
     }
 
     /// Sends what may be in flight, and takes what has arrived; returns whether everything that is planned was read or
-    /// failed. Does not wait.
+    /// failed. Does not wait. Does nothing more for a call that was cancelled.
     pub(super) fn advance(&mut self) -> bool {
-        loop {
+        while self.pump.check_cancelled().is_ok() {
             while let Some(len) = self.next_staging() {
                 let staging = if len == 0 { None } else { self.pump.try_staging(len) };
                 if len > 0 && staging.is_none() {
@@ -78,31 +75,21 @@ impl<'a> ReadPump<'a> {
                 }
                 self.send_next(staging);
             }
-            let Some(completion) = self.pump.try_next() else { return self.is_done() };
+            let Some(completion) = self.pump.try_next() else { break };
             self.take(completion);
         }
+        self.is_done()
     }
 
-    /// Reads everything that is planned, and what the extents' headers add. Returns the requests that failed.
-    /// `meanwhile` advances other reads of the call, and returns whether there are any: then it is called periodically.
-    pub(super) fn run(
-        &mut self,
-        meanwhile: &mut dyn FnMut() -> bool,
-    ) -> Result<Vec<ReadRequest>, Stopped> {
-        while !self.is_done() {
-            if let Some(len) = self.next_staging() {
-                let staging = if len == 0 { Some(None) } else { self.pump.staging(len)?.map(Some) };
-                if let Some(staging) = staging {
-                    self.send_next(staging);
-                    continue;
-                }
-            }
-            let limit = meanwhile().then_some(LOOK);
-            if let Some(completion) = self.pump.next_within(false, limit)? {
-                self.take(completion);
-            }
-        }
-        Ok(std::mem::take(&mut self.failed))
+    /// Bytes of the staging buffer that the next request waits for while nothing is in flight; `None` if it waits for
+    /// none.
+    pub(super) fn awaited_staging(&self) -> Option<usize> {
+        self.next_staging().filter(|len| *len > 0 && self.pump.is_idle())
+    }
+
+    /// The requests that failed and may be sent again, when all are done.
+    pub(super) fn take_failed(&mut self) -> Vec<ReadRequest> {
+        std::mem::take(&mut self.failed)
     }
 
     fn is_done(&self) -> bool {
@@ -117,7 +104,7 @@ impl<'a> ReadPump<'a> {
         Some(if next.chunk.direct { header.unwrap_or(0) } else { next.chunk.bytes })
     }
 
-    fn send_next(&mut self, staging: Option<Memory>) {
+    pub(super) fn send_next(&mut self, staging: Option<Memory>) {
         let next = self.waiting.pop_front().expect("the caller looked");
         let slot = self.in_flight.iter().position(Option::is_none);
         let slot = slot.unwrap_or(self.in_flight.len());

@@ -3,18 +3,22 @@
 //! 1. The requests of all records of one call share one pump, so many small extents are read as fast as one large one.
 //! 2. Headers without which a payload cannot be found are requested first.
 //! 3. Bytes that cannot be read cost only the blocks that they belong to: see `salvage.rs`.
+//! 4. A call may read several sources at a time. While it waits for one, requests are sent to the others and their
+//!    completions are taken.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use dalsegno_io::{Call, FileId};
+use dalsegno_core::{Deadline, Nanos, Stopped};
+use dalsegno_io::{CANCEL_POLL, Call};
 
 use super::header_cache::HeaderCache;
 use super::read_pump::{ReadParts, ReadPump};
 use super::salvage::salvage;
-use super::wanted::{BlockRead, RecordRead};
+use super::wanted::{BlockRead, RecordRead, TrialFiles};
 use crate::compress::CodecPool;
 use crate::error::Cause;
-use crate::transfer::SourceIo;
+use crate::transfer::{LOOK, SourceIo};
 
 /// Reads the records of a source.
 #[derive(Debug)]
@@ -23,36 +27,28 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// A reader of records.
+    /// A reader of records. Without `trials`, a source whose file cannot be read counts as failing.
     #[must_use]
-    pub fn new(io: Arc<SourceIo>, headers: Arc<HeaderCache>, codecs: Arc<CodecPool>) -> Self {
-        Self { parts: ReadParts { io, headers, codecs } }
+    pub fn new(
+        io: Arc<SourceIo>,
+        headers: Arc<HeaderCache>,
+        codecs: Arc<CodecPool>,
+        trials: Option<Arc<dyn TrialFiles>>,
+    ) -> Self {
+        Self { parts: ReadParts { io, headers, codecs, trials } }
     }
 
-    /// Reads blocks of several records, and returns one outcome for each target, in the given order.
+    /// Plans to read blocks of several records. Nothing is sent yet.
     ///
     /// Without a deadline, the device reads directly into aligned memory, and the memory of a block that is no hit has
     /// undefined contents. With a deadline, blocks are copied from staging buffers, and no request uses the caller's
     /// memory after the call.
-    ///
-    /// `other_file` names a file of another segment, to find out whether the device reads at all. `meanwhile` advances
-    /// other reads of the call, and returns whether there are any: then it is called every few milliseconds.
-    pub fn read(
-        &self,
-        reads: impl ExactSizeIterator<Item = RecordRead>,
-        call: &Call,
-        other_file: &dyn Fn(FileId) -> Option<FileId>,
-        meanwhile: &mut dyn FnMut() -> bool,
-    ) -> Vec<Vec<BlockRead>> {
-        self.begin(reads, call).finish(other_file, meanwhile)
-    }
-
-    /// Plans to read blocks of several records, as [`Self::read`] does. Nothing is sent yet.
     pub fn begin<'a>(
         &'a self,
         reads: impl ExactSizeIterator<Item = RecordRead>,
         call: &'a Call,
     ) -> BlocksRead<'a> {
+        let began = self.parts.io.clock.now();
         let mut results: Vec<Vec<BlockRead>> = Vec::with_capacity(reads.len());
         let mut places = Vec::with_capacity(reads.len());
         let mut pump = ReadPump::new(&self.parts, call, reads.len());
@@ -67,11 +63,12 @@ impl Reader {
             pump.add(pinned, read);
         }
         pump.plan();
-        BlocksRead { pump, places, results, must_drain: !call.must_stage() }
+        let (must_drain, progress) = (!call.must_stage(), ReadProgress::Sending);
+        BlocksRead { pump, places, results, must_drain, began, progress }
     }
 }
 
-/// Blocks that are being read.
+/// Blocks that are being read from one source.
 pub struct BlocksRead<'a> {
     pump: ReadPump<'a>,
     /// The position among the results of each record that is read.
@@ -79,33 +76,109 @@ pub struct BlocksRead<'a> {
     results: Vec<Vec<BlockRead>>,
     /// Whether requests use memory that the call lent.
     must_drain: bool,
+    began: Nanos,
+    progress: ReadProgress,
+}
+
+/// How far a read is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ReadProgress {
+    /// Requests are to be sent, or in flight.
+    Sending,
+    /// All requests have completed, at this moment. Some may have failed, and are sent again by the wait for this read.
+    Completed(Nanos),
+    /// Nothing more is sent.
+    Ended(Nanos, Result<(), Stopped>),
 }
 
 impl BlocksRead<'_> {
-    /// Sends what may be in flight, and takes what has arrived; returns whether all is done. Does not wait.
-    pub fn advance(&mut self) -> bool {
-        self.pump.advance()
+    /// Sends what may be in flight, and takes what has arrived. Does not wait.
+    pub fn advance(&mut self) {
+        if self.progress == ReadProgress::Sending && self.pump.advance() {
+            self.progress = ReadProgress::Completed(self.pump.parts.io.clock.now());
+        }
     }
 
-    /// Waits for all blocks: see [`Reader::read`].
-    pub fn finish(
-        self,
-        other_file: &dyn Fn(FileId) -> Option<FileId>,
-        meanwhile: &mut dyn FnMut() -> bool,
-    ) -> Vec<Vec<BlockRead>> {
-        let Self { mut pump, places, mut results, must_drain } = self;
-        let read = pump.run(meanwhile);
-        let stop = read.and_then(|failed| salvage(&mut pump, failed, other_file));
-        if stop.is_err() && must_drain {
-            pump.pump.drain();
-        }
+    /// The time from the beginning to the last planned completion, or until now.
+    #[must_use]
+    pub fn took(&self) -> Duration {
+        let until = match self.progress {
+            ReadProgress::Sending => self.pump.parts.io.clock.now(),
+            ReadProgress::Completed(at) | ReadProgress::Ended(at, _) => at,
+        };
+        until.since(self.began)
+    }
+
+    /// Waits for all blocks, and returns one outcome for each target, in the given order.
+    pub fn finish(mut self) -> Vec<Vec<BlockRead>> {
+        wait_for_first(&mut [&mut self]);
+        let Self { pump, places, mut results, progress, .. } = self;
+        let ReadProgress::Ended(_, end) = progress else { unreachable!("it was waited for") };
         let stats = &pump.parts.io.stats;
         for (index, reading) in places.into_iter().zip(pump.readings) {
-            results[index] = reading.verdict(stop.err());
+            results[index] = reading.verdict(end.err());
         }
         for cause in results.iter().flatten().filter_map(|read| read.outcome.err()) {
             stats.count_miss(cause, 1);
         }
         results
+    }
+}
+
+/// Waits for the first of several reads of one call. The others continue, and [`BlocksRead::finish`] waits for them.
+pub fn wait_for_first(reads: &mut [&mut BlocksRead<'_>]) {
+    let Some((first, others)) = reads.split_first_mut() else { return };
+    if matches!(first.progress, ReadProgress::Ended(..)) {
+        return;
+    }
+    let completed = wait_for_completions(first, others);
+    let at = first.pump.parts.io.clock.now();
+    let end = completed.and_then(|()| {
+        let failed = first.pump.take_failed();
+        salvage(&mut first.pump, failed)
+    });
+    if end.is_err() && first.must_drain {
+        first.pump.pump.drain();
+    }
+    let at = if let ReadProgress::Completed(at) = first.progress { at } else { at };
+    first.progress = ReadProgress::Ended(at, end);
+}
+
+/// Waits for all of several reads of one call, in their order.
+pub fn wait_for_all(reads: &mut [&mut BlocksRead<'_>]) {
+    for first in 0..reads.len() {
+        wait_for_first(&mut reads[first..]);
+    }
+}
+
+/// Waits until the planned requests of `first` have completed, while the others continue.
+fn wait_for_completions(
+    first: &mut BlocksRead<'_>,
+    others: &mut [&mut BlocksRead<'_>],
+) -> Result<(), Stopped> {
+    let mut throttled: Option<Deadline> = None;
+    loop {
+        first.advance();
+        if first.progress != ReadProgress::Sending {
+            return Ok(());
+        }
+        first.pump.pump.check_cancelled()?;
+        for other in others.iter_mut() {
+            other.advance();
+        }
+        let sending = others.iter().filter(|other| other.progress == ReadProgress::Sending);
+        let sending: Vec<_> = sending.map(|other| &other.pump.pump).collect();
+        let pump = &mut first.pump;
+        let Some(len) = pump.awaited_staging() else {
+            throttled = None;
+            pump.pump.wait(&sending)?;
+            continue;
+        };
+        let until = *throttled.get_or_insert_with(|| pump.pump.staging_limit());
+        let limit = if sending.is_empty() { CANCEL_POLL } else { LOOK };
+        if let Some(staging) = pump.pump.staging_within(len, until, limit)? {
+            throttled = None;
+            pump.send_next(Some(staging));
+        }
     }
 }

@@ -25,22 +25,16 @@ use crate::transfer::{PinnedFile, PlanRules, Transfer, finish};
 const MOST: usize = 64;
 
 /// Reads failed requests again. Afterwards each part has arrived, or is a miss with its cause.
-pub(super) fn salvage(
-    pump: &mut ReadPump<'_>,
-    failed: Vec<ReadRequest>,
-    other_file: &dyn Fn(FileId) -> Option<FileId>,
-) -> Result<(), Stopped> {
+pub(super) fn salvage(pump: &mut ReadPump<'_>, failed: Vec<ReadRequest>) -> Result<(), Stopped> {
     if failed.is_empty() {
         return Ok(());
     }
     let parts = failed.into_iter().rev().collect();
-    Salvage { pump, other_file, parts, left: MOST, readable: HashMap::new() }.run()
+    Salvage { pump, parts, left: MOST, readable: HashMap::new() }.run()
 }
 
 struct Salvage<'a, 'b> {
     pump: &'a mut ReadPump<'b>,
-    /// A file of another segment.
-    other_file: &'a dyn Fn(FileId) -> Option<FileId>,
     /// The parts still to be read, the next one last.
     parts: Vec<ReadRequest>,
     left: usize,
@@ -91,7 +85,8 @@ impl Salvage<'_, '_> {
     /// before its first sector also shows that the device reads.
     fn check_device(&mut self, part: &ReadRequest) -> Result<bool, Stopped> {
         let file = self.pinned_of(part).file;
-        let other = (self.other_file)(file);
+        let trials = self.pump.parts.trials.as_ref();
+        let other = trials.and_then(|trials| trials.other_file(file));
         let own = self.read_first_sector(file, part)?;
         let is_readable = match (own, other) {
             (Ok(()) | Err(IoError::Short { .. }), _) => true,

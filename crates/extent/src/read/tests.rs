@@ -2,3 +2,4 @@
 
 mod held_source;
 mod records;
+mod waits;

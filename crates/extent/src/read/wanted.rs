@@ -90,6 +90,12 @@ pub struct BlockRead {
     pub copy: Vec<Memory>,
 }
 
+/// Files with which a reader finds out whether a device reads at all.
+pub trait TrialFiles: std::fmt::Debug + Send + Sync {
+    /// A file of the device other than `file`, if there is one.
+    fn other_file(&self, file: FileId) -> Option<FileId>;
+}
+
 impl ExtentRead {
     /// The same read of a record that `store` wrote to a file.
     #[must_use]

@@ -10,7 +10,7 @@ mod slices;
 pub use device_io::{DeviceIo, IoBounds, OWN_LIMIT, PinnedFile, SourceIo, offline_io};
 pub(crate) use plan::{Chunk, cut, finish};
 pub use plan::{Piece, PlanRules};
-pub(crate) use pump::{Pump, Transfer};
+pub(crate) use pump::{LOOK, Pump, Transfer};
 pub use record_write::{RecordWrite, write_all, write_one};
 pub use single::{
     check_reads, read_at, read_first_sector, start_sync, sync, write_at, write_unwatched,

@@ -9,7 +9,7 @@ use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender, unbounded};
+use crossbeam_channel::{Receiver, Select, Sender, unbounded};
 use dalsegno_core::{Deadline, Stopped};
 use dalsegno_io::{
     CANCEL_POLL, Call, CallRing, Class, Completion, FileId, Memory, Operation, Request,
@@ -19,6 +19,9 @@ use super::device_io::SourceIo;
 
 /// How long a call waits for a staging buffer before it is throttled.
 const STAGING_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How often a call looks after reads that it cannot wait for while it waits for others.
+pub(crate) const LOOK: Duration = Duration::from_millis(2);
 
 pub(crate) struct Pump<'a> {
     io: &'a SourceIo,
@@ -107,20 +110,56 @@ impl<'a> Pump<'a> {
         }
     }
 
-    /// Waits at most `limit` for a completion, or for `all` on the call's ring. The ring comes first, because only
-    /// waiting on it delivers its completions.
-    fn receive(&mut self, all: bool, limit: Option<Duration>) -> Option<Completion> {
-        if let Ok(completion) = self.receiver.try_recv() {
-            return Some(completion);
+    /// Waits at most `limit` until something arrives here or at one of `others`, or until `all` on the call's ring have
+    /// completed. The ring comes first, because only waiting on it delivers its completions.
+    fn block(&mut self, all: bool, others: &[&Pump<'_>], limit: Option<Duration>) {
+        if !self.receiver.is_empty() {
+            return;
         }
         if let Some(ring) = self.ring.as_mut().filter(|ring| ring.in_flight() > 0) {
             ring.wait(all, limit);
-            return self.receiver.try_recv().ok();
+            return;
+        }
+        let mut select = Select::new();
+        select.recv(&self.receiver);
+        for other in others {
+            select.recv(&other.receiver);
         }
         match limit {
-            None => self.receiver.recv().ok(),
-            Some(limit) => self.receiver.recv_timeout(limit).ok(),
+            None => {
+                select.ready();
+            }
+            Some(limit) => {
+                select.ready_timeout(limit).ok();
+            }
         }
+    }
+
+    /// Waits until a completion can be taken here or from one of `others`. Waits at most [`LOOK`] if one of them needs
+    /// something else, such as a staging buffer, or if a ring hides its completions. Fails if the call is over and
+    /// nothing has arrived here.
+    pub(crate) fn wait(&mut self, others: &[&Pump<'_>]) -> Result<(), Stopped> {
+        let is_blind = self.is_on_ring() && !others.is_empty()
+            || others.iter().any(|other| other.is_idle() || other.is_on_ring());
+        self.wait_within(false, others, is_blind.then_some(LOOK))
+    }
+
+    fn wait_within(
+        &mut self,
+        all: bool,
+        others: &[&Pump<'_>],
+        limit: Option<Duration>,
+    ) -> Result<(), Stopped> {
+        assert!(self.in_flight > 0, "nothing to wait for");
+        let left = self.call.deadline.remaining(self.io.clock.now());
+        let poll = self.call.cancel.as_ref().map(|_| CANCEL_POLL);
+        self.block(all, others, left.into_iter().chain(poll).chain(limit).min());
+        let is_over = || self.call.deadline.expired(self.io.clock.now());
+        if self.receiver.is_empty() && is_over() { Err(Stopped::Deadline) } else { Ok(()) }
+    }
+
+    fn is_on_ring(&self) -> bool {
+        self.ring.as_ref().is_some_and(|ring| ring.in_flight() > 0)
     }
 
     /// Waits for the next completion.
@@ -131,32 +170,17 @@ impl<'a> Pump<'a> {
     /// Waits for the next completion. With `all`, a ring waits once for everything in flight.
     pub(crate) fn next_of(&mut self, all: bool) -> Result<Completion, Stopped> {
         loop {
-            if let Some(completion) = self.next_within(all, None)? {
+            self.check_cancelled()?;
+            if let Some(completion) = self.try_next() {
                 return Ok(completion);
             }
+            self.wait_within(all, &[], None)?;
         }
     }
 
-    /// As [`Self::next_of`], but waits at most `limit`: `None` if nothing completed by then.
-    pub(crate) fn next_within(
-        &mut self,
-        all: bool,
-        limit: Option<Duration>,
-    ) -> Result<Option<Completion>, Stopped> {
-        assert!(self.in_flight > 0, "nothing to wait for");
-        if self.call.is_cancelled() {
-            return Err(Stopped::Cancelled);
-        }
-        let left = self.call.deadline.remaining(self.io.clock.now());
-        let poll = self.call.cancel.as_ref().map(|_| CANCEL_POLL);
-        let wait = left.into_iter().chain(poll).chain(limit).min();
-        if let Some(completion) = self.receive(all, wait) {
-            return Ok(Some(self.completed(completion)));
-        }
-        if self.call.deadline.expired(self.io.clock.now()) {
-            return Err(Stopped::Deadline);
-        }
-        Ok(None)
+    /// Fails if the call was cancelled.
+    pub(crate) fn check_cancelled(&self) -> Result<(), Stopped> {
+        if self.call.is_cancelled() { Err(Stopped::Cancelled) } else { Ok(()) }
     }
 
     /// A completion that has arrived. Does not wait. A ring delivers none here.
@@ -185,25 +209,41 @@ impl<'a> Pump<'a> {
         if !self.is_idle() {
             return Ok(None);
         }
-        let clock = self.io.clock.as_ref();
-        let timeout = Deadline::At(clock.now().after(STAGING_TIMEOUT));
+        let until = self.staging_limit();
         loop {
-            self.call.check(clock)?;
-            let Some(left) = timeout.remaining(clock.now()).filter(|left| !left.is_zero()) else {
-                return Err(Stopped::Busy);
-            };
-            let until = self.call.at_most(left.min(CANCEL_POLL), clock);
-            if let Ok(memory) = self.io.pool.take(len, until, clock) {
+            if let Some(memory) = self.staging_within(len, until, CANCEL_POLL)? {
                 return Ok(Some(memory));
             }
         }
     }
 
+    /// When a call that begins to wait for a staging buffer now is throttled.
+    pub(crate) fn staging_limit(&self) -> Deadline {
+        Deadline::At(self.io.clock.now().after(STAGING_TIMEOUT))
+    }
+
+    /// Waits for a staging buffer while nothing is in flight, at most `limit` and [`CANCEL_POLL`]; `None` if none became
+    /// free. Fails with [`Stopped::Busy`] at `until`.
+    pub(crate) fn staging_within(
+        &self,
+        len: usize,
+        until: Deadline,
+        limit: Duration,
+    ) -> Result<Option<Memory>, Stopped> {
+        let clock = self.io.clock.as_ref();
+        self.call.check(clock)?;
+        let Some(left) = until.remaining(clock.now()).filter(|left| !left.is_zero()) else {
+            return Err(Stopped::Busy);
+        };
+        let until = self.call.at_most(left.min(limit).min(CANCEL_POLL), clock);
+        Ok(self.io.pool.take(len, until, clock).ok())
+    }
+
     /// Waits until nothing is in flight, so that lent memory can return to its owner.
     pub(crate) fn drain(&mut self) {
         while self.in_flight > 0 {
-            if self.receive(true, None).is_some() {
-                self.in_flight -= 1;
+            if self.try_next().is_none() {
+                self.block(true, &[], None);
             }
         }
     }

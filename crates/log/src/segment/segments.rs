@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use dalsegno_core::{Extent, Location, MIN_SEGMENTS, SECTOR_BYTES, StoreId};
 use dalsegno_extent::format::{RecordHeader, RecordKind, RecordPlace, record_header_bytes};
-use dalsegno_extent::{DeviceIo, write_unwatched};
+use dalsegno_extent::{DeviceIo, TrialFiles, write_unwatched};
 use dalsegno_io::FileId;
 use parking_lot::{Mutex, MutexGuard};
 
@@ -37,6 +37,13 @@ pub struct Segments {
 
 /// Proof that no segment file is removed meanwhile.
 pub(super) type FilesStay<'a> = MutexGuard<'a, ()>;
+
+impl TrialFiles for Segments {
+    /// The file of another segment.
+    fn other_file(&self, file: FileId) -> Option<FileId> {
+        self.table.lock().other_file(file)
+    }
+}
 
 impl Segments {
     pub(crate) fn new(
@@ -110,11 +117,6 @@ impl Segments {
             Arc::clone(&table.slots.get(&location.segment)?.segment)
         };
         segment.pin(location.epoch)
-    }
-
-    /// The file of another segment than the one with this file.
-    pub(crate) fn other_file(&self, file: FileId) -> Option<FileId> {
-        self.table.lock().other_file(file)
     }
 
     /// Whether a plain append of `bytes` finds space without recycling.

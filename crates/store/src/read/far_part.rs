@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use dalsegno_core::{ChainHash, Clock, Nanos};
-use dalsegno_extent::BlockRead;
+use dalsegno_core::ChainHash;
+use dalsegno_extent::{BlockRead, BlocksRead, wait_for_all, wait_for_first};
 use dalsegno_far::FarReading;
 use dalsegno_io::Call;
 
@@ -18,46 +18,48 @@ const PREFETCH_WAIT: Duration = Duration::from_millis(100);
 pub(super) struct FarPart<'a> {
     blocks: Vec<FarBlock>,
     reading: FarReading<'a>,
-    clock: &'a dyn Clock,
-    began: Nanos,
-    ended: Option<Nanos>,
 }
 
-/// How a read from the far location ended.
-pub(super) struct FarPartRead {
-    pub(super) blocks: Vec<(FarBlock, BlockRead)>,
-    /// The time from its first request to its last completion.
+/// What a read returned, and the time from its first request to its last completion.
+pub(super) struct TimedRead<T> {
+    pub(super) blocks: Vec<T>,
     pub(super) took: Duration,
 }
 
 impl<'a> FarPart<'a> {
     /// Sends the first requests.
-    pub(super) fn begin(
-        blocks: Vec<FarBlock>,
-        reading: FarReading<'a>,
-        clock: &'a dyn Clock,
-    ) -> Self {
-        let began = clock.now();
-        let mut part = Self { blocks, reading, clock, began, ended: None };
-        part.advance();
-        part
-    }
-
-    /// Takes what has arrived, and sends further requests; returns whether more is to come. Does not wait.
-    pub(super) fn advance(&mut self) -> bool {
-        let is_done = self.ended.is_some() || self.reading.advance();
-        if is_done && self.ended.is_none() {
-            self.ended = Some(self.clock.now());
-        }
-        !is_done
+    pub(super) fn begin(blocks: Vec<FarBlock>, mut reading: FarReading<'a>) -> Self {
+        reading.as_read().advance();
+        Self { blocks, reading }
     }
 
     /// Waits for all blocks.
-    pub(super) fn finish(self) -> FarPartRead {
-        let Self { blocks, reading, clock, began, ended } = self;
-        let blocks = blocks.into_iter().zip(reading.finish()).collect();
-        FarPartRead { blocks, took: ended.unwrap_or_else(|| clock.now()).since(began) }
+    pub(super) fn finish(mut self) -> TimedRead<(FarBlock, BlockRead)> {
+        wait_for_first(&mut [self.reading.as_read()]);
+        let took = self.reading.took();
+        let blocks = self.blocks.into_iter().zip(self.reading.finish()).collect();
+        TimedRead { blocks, took }
     }
+}
+
+/// Waits for blocks of the log, while others are read from the far location.
+pub(super) fn finish_log<'a>(
+    mut log: BlocksRead<'a>,
+    far: &mut [FarPart<'a>],
+) -> TimedRead<Vec<BlockRead>> {
+    let mut reads = vec![&mut log];
+    reads.extend(far.iter_mut().map(|part| part.reading.as_read()));
+    wait_for_first(&mut reads);
+    let took = log.took();
+    TimedRead { blocks: log.finish(), took }
+}
+
+/// Waits for all blocks from the far location.
+pub(super) fn finish_far(
+    mut parts: Vec<FarPart<'_>>,
+) -> impl Iterator<Item = TimedRead<(FarBlock, BlockRead)>> {
+    wait_for_all(&mut parts.iter_mut().map(|part| part.reading.as_read()).collect::<Vec<_>>());
+    parts.into_iter().map(FarPart::finish)
 }
 
 /// The blocks of a get that are being prefetched.

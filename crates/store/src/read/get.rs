@@ -26,7 +26,9 @@ use crate::block_key::BlockKey;
 use crate::blocks::finder::FoundBlocks;
 use crate::far::promotions::PromotedBlock;
 use crate::far::tier::FarBlock;
-use crate::read::far_part::{FarPart, FarPartRead, PrefetchedPart, far_copies, wait_for_prefetch};
+use crate::read::far_part::{
+    FarPart, PrefetchedPart, TimedRead, far_copies, finish_far, finish_log, wait_for_prefetch,
+};
 use crate::read::loader::LoadTiers;
 use crate::read::outcome::Outcome;
 use crate::read::run_parts::{missing_parts, positions_of};
@@ -102,8 +104,8 @@ impl<'a> Get<'a> {
         let is_lost = |at: &usize| out[*at].is_some() && self.outcomes[*at].is_lost();
         let copies = far_copies(self.tiers, (0..out.len()).filter(is_lost), key, self.call);
         parts.extend(self.begin_far(copies, &mut out));
-        for part in parts {
-            self.settle_far(part);
+        for read in finish_far(parts) {
+            self.settle_far(read);
         }
         self.take_prefetched(prefetched, &mut out);
     }
@@ -188,12 +190,11 @@ impl<'a> Get<'a> {
         let (namespace, layout) = (self.namespace.id(), self.namespace.layout());
         let shape = FarShape { namespace, layout, layers: self.layers.clone() };
         let reading = far.begin_read(shape, wanted, self.call);
-        Some(FarPart::begin(blocks, reading, self.tiers.clock.as_ref()))
+        Some(FarPart::begin(blocks, reading))
     }
 
     /// Applies the results of a read from the far tier.
-    fn settle_far(&mut self, part: FarPart<'_>) {
-        let FarPartRead { blocks, took } = part.finish();
+    fn settle_far(&mut self, TimedRead { blocks, took }: TimedRead<(FarBlock, BlockRead)>) {
         let hits = blocks.iter().filter(|(_, read)| read.outcome.is_ok()).count();
         self.note_speed(BlockTier::Far, hits, took);
         for (FarBlock { at, .. }, block) in blocks {
@@ -235,7 +236,7 @@ impl<'a> Get<'a> {
             // A lease has the place of the prefetched block.
             self.placed.retain(|at, _| out[*at].is_some());
             if let Some(part) = self.begin_far(blocks, out) {
-                self.settle_far(part);
+                self.settle_far(part.finish());
             }
         }
         if self.outcomes.contains(&Outcome::Far) {
@@ -254,7 +255,7 @@ impl<'a> Get<'a> {
     }
 
     /// Reads blocks from the log; looks up once more those that were moved meanwhile.
-    fn take_log(&mut self, runs: Vec<Run>, out: &mut [Option<Wanted>], far: &mut [FarPart<'_>]) {
+    fn take_log(&mut self, runs: Vec<Run>, out: &mut [Option<Wanted>], far: &mut [FarPart<'a>]) {
         if self.tiers.device.refuses(Operation::Read, self.call) {
             let blocks: u64 = runs.iter().map(|run| u64::from(run.count)).sum();
             self.tiers.stored.log.stats().count_miss(Cause::Suspended, blocks);
@@ -292,7 +293,7 @@ impl<'a> Get<'a> {
         &mut self,
         runs: Vec<Run>,
         positions: &[usize],
-        (out, far): (&mut [Option<Wanted>], &mut [FarPart<'_>]),
+        (out, far): (&mut [Option<Wanted>], &mut [FarPart<'a>]),
     ) -> Vec<usize> {
         let mut moved = Vec::new();
         let (mut reads, mut read_runs) = (Vec::new(), Vec::new());
@@ -314,12 +315,11 @@ impl<'a> Get<'a> {
             reads.push(self.extent_read(&run, positions, out));
             read_runs.push(run);
         }
-        let mut meanwhile = || far.iter_mut().fold(false, |more, part| part.advance() | more);
-        let began = self.tiers.clock.now();
-        let results = self.tiers.stored.log.read_with(reads, self.call, &mut meanwhile);
+        let read = self.tiers.stored.log.begin_read(reads, self.call);
+        let TimedRead { blocks: results, took } = finish_log(read, far);
         drop(pins);
         let hits = results.iter().flatten().filter(|read| read.outcome.is_ok()).count();
-        self.note_speed(BlockTier::Log, hits, self.tiers.clock.now().since(began));
+        self.note_speed(BlockTier::Log, hits, took);
         for (run, blocks) in read_runs.iter().zip(results) {
             self.settle(run, positions, blocks, out);
         }

@@ -2,12 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use dalsegno_core::{ChainHash, Clock, Compression, KvLayout, NamespaceId, StoreId};
 use dalsegno_io::{BufferPool, Call, FileId, Geometry, IoError, Memory, Request, Source};
 use parking_lot::Mutex;
 
-use crate::compress::{CodecPool, CompressedExtent, Compressor};
+use crate::compress::{CompressedExtent, Compressor};
 use crate::format::{NewExtent, RecordHeader, RecordPlace, SECTOR};
 use crate::read::{
     BlockRead, BlockTarget, ExtentRead, HeaderCache, PlacedRecord, Reader, RecordRead, WantedRecord,
@@ -66,6 +67,11 @@ impl HeldSource {
         self.bad.lock().insert(offset / SECTOR as u64);
     }
 
+    /// How many requests there were.
+    pub(super) fn seen(&self) -> usize {
+        self.seen.lock().len()
+    }
+
     /// The requests so far, in order.
     pub(super) fn take_seen(&self) -> Vec<SeenRequest> {
         std::mem::take(&mut self.seen.lock())
@@ -118,6 +124,7 @@ pub(super) struct Rig {
     pub(super) reader: Reader,
     pub(super) headers: Arc<HeaderCache>,
     pub(super) clock: Arc<dyn Clock>,
+    pub(super) pool: BufferPool,
 }
 
 impl Rig {
@@ -126,16 +133,17 @@ impl Rig {
         let source = Arc::new(HeldSource::default());
         source.files.lock().insert(FILE.0, vec![0; SECTOR]);
         let clock: Arc<dyn Clock> = Arc::new(dalsegno_io::SystemClock::new());
+        let pool = BufferPool::new(16 << 20, 1 << 20).unwrap();
         let io = Arc::new(SourceIo {
             source: Arc::<HeldSource>::clone(&source),
             clock: Arc::clone(&clock),
-            pool: BufferPool::new(16 << 20, 1 << 20).unwrap(),
+            pool: pool.clone(),
             bounds: IoBounds { depth, request_bytes: 64 << 10, busy_bytes: usize::MAX },
             stats: Arc::default(),
         });
         let headers = Arc::new(HeaderCache::new(1 << 20));
-        let reader = Reader::new(io, Arc::clone(&headers), Arc::new(CodecPool::default()));
-        Self { source, reader, headers, clock }
+        let reader = Reader::new(io, Arc::clone(&headers), Arc::default(), None);
+        Self { source, reader, headers, clock, pool }
     }
 
     /// Writes a record behind the others.
@@ -190,12 +198,23 @@ impl Rig {
     /// Reads records, and checks the bytes of every hit and that all memory comes back.
     pub(super) fn read(&self, reads: Vec<RecordRead>) -> Vec<Vec<BlockRead>> {
         let call = Call::foreground();
-        let read = self.reader.read(reads.into_iter(), &call, &|_| None, &mut || false);
+        let read = self.reader.begin(reads.into_iter(), &call).finish();
         for block in read.iter().flatten() {
             assert_eq!(bytes_of(block).len(), LAYERS as usize * SLICE);
         }
         read
     }
+}
+
+/// Waits until something happens on another thread.
+pub(super) fn until(what: &str, happened: impl Fn() -> bool) {
+    for _ in 0..20_000 {
+        if happened() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    panic!("{what}: not in 20 s");
 }
 
 pub(super) fn hash(block: u8) -> ChainHash {
