@@ -3,8 +3,8 @@
 //! Callers give a relative timeout. It becomes the deadline of a call by the clock of a store or of a client. A request
 //! to a device or to a tier, and a lookup in the index, carry the deadline alone, because nothing cancels them.
 //!
-//! 1. A call that is over waits for nothing more, except that a cancelled one waits for a lookup in the index, which ends
-//!    with its deadline. Requests in flight complete unseen.
+//! 1. A call that is over waits for nothing more, except that a cancelled one waits for a lookup in the index, which
+//!    ends with its deadline. Requests in flight complete unseen.
 //! 2. A wait that can be cancelled checks that at least every [`CANCEL_POLL`].
 
 use std::sync::Arc;

@@ -78,8 +78,8 @@ impl Memory {
         self
     }
 
-    /// Where in which region it is; `None` if it is in none. Whatever knows a region, such as another process, a ring or
-    /// a GPU, can be given these numbers instead of an address.
+    /// Where in which region it is; `None` if it is in none. Whatever knows a region, such as another process, a ring
+    /// or a GPU, can be given these numbers instead of an address.
     #[must_use]
     pub fn region_range(&self) -> Option<RegionRange> {
         let (region, offset) = self.place?;

@@ -199,8 +199,9 @@ impl LayerWriter {
         self.host.start(Box::new(work), timeout, refused)
     }
 
-    /// Puts the blocks; returns how many are visible then: all of them, but for those that were removed since the writer
-    /// was made, that the admission policy declined, or that another put is writing. Does not wait for a layer whose transfer has not started: wait for the transfers first.
+    /// Puts the blocks; returns how many are visible then: all of them, but for those that were removed since the
+    /// writer was made, that the admission policy declined, or that another put is writing. Does not wait for a layer
+    /// whose transfer has not started: wait for the transfers first.
     ///
     /// # Errors
     ///
