@@ -477,8 +477,8 @@ class Namespace:
     ) -> LayerWriter:
         """Starts a put of blocks whose layers come one at a time.
 
-        Leading blocks that are already present are left out: see :attr:`LayerWriter.first`. The layers
-        are gathered in memory; nothing is written before the commit.
+        Leading blocks that are already present are left out: see :attr:`LayerWriter.first`.
+        The layers are gathered in memory; nothing is written before the commit.
 
         Args:
             chain: Block hashes in prefix order, 32 bytes each; may start at any block of a prompt.
