@@ -108,7 +108,7 @@ impl FarReader {
                 records.push(record);
                 reads.push(read);
             } else {
-                // The pack is not indexed any more.
+                // The pack is no longer indexed.
                 self.io.stats.count_miss(Cause::Recycled, group.len() as u64);
                 for (at, block) in group {
                     results[at] = Some(block.target.lost(Cause::Recycled));
@@ -151,7 +151,7 @@ pub struct FarReading<'a> {
     reader: &'a FarReader,
     shape: FarShape,
     records: Vec<FarRecord>,
-    /// By position in the request: blocks of packs that are not indexed any more.
+    /// By position in the request: blocks of packs that are no longer indexed.
     results: Vec<Option<BlockRead>>,
     reading: BlocksRead<'a>,
 }

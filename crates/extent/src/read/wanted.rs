@@ -68,7 +68,7 @@ pub struct BlockTarget {
     pub block: u32,
     /// Memory for the wanted layers, lowest layer first, in any number of pieces.
     pub memory: Vec<Memory>,
-    /// Whether a request may use the memory after the call has ended. If so, a deadline needs no staging buffer.
+    /// Whether a request may use the memory after the call ended. If so, a deadline needs no staging buffer.
     pub outlives_call: bool,
     /// Memory that gets a copy of the bytes as they arrive, in any number of pieces; empty for none. No request uses
     /// it. Of a block that is no hit its contents are undefined.

@@ -3,7 +3,7 @@
 //! 1. Every access to the file system runs on a thread of a lane, never on the caller's. Reads have their own lane, so
 //!    writes that hang leave all of its threads to reads.
 //! 2. Every call gets one reply, and every request one completion, even if the job panics, is refused or is late.
-//! 3. Dropping the tier refuses what is queued, and waits a bounded time for calls under way. One that hangs is left
+//! 3. Dropping the tier refuses what is queued, and waits a bounded time for calls in progress. One that hangs is left
 //!    behind.
 //! 4. Before an object is published, and when the lists of removals or the writers are listed, the path is compared
 //!    with the open directory. So nothing is published to a directory that others do not see any more, and no catalog
@@ -32,7 +32,7 @@ const MAX_WORKERS: u32 = 64;
 /// How long opening waits for the file system.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long dropping the tier waits for calls under way.
+/// How long dropping the tier waits for calls in progress.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How to open a [`DirectoryTier`].

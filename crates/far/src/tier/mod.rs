@@ -4,7 +4,7 @@
 //! 2. An object is written once: publishing never replaces one, and a reader sees a whole object or none.
 //! 3. The number of threads, of waiting calls and of open files is bounded.
 //!
-//! An [`Ask`] has a deadline of its own and is no [`Call`](dalsegno_io::Call), like a request to a device: nothing
+//! An [`Ask`] has its own deadline and is no [`Call`](dalsegno_io::Call), like a request to a device: nothing
 //! cancels it. A caller that is cancelled leaves, and the reply is dropped.
 
 mod directory;

@@ -233,7 +233,7 @@ impl JobQueue {
         was_closed
     }
 
-    /// Runs jobs until the lane has ended. The thread is counted as idle before.
+    /// Runs jobs until the lane ends. The thread is counted as idle before.
     fn work(&self) {
         let mut state = self.state.lock();
         loop {

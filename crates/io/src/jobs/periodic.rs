@@ -1,7 +1,7 @@
-//! Work that repeats, on a thread of its own.
+//! Work that repeats, on its own thread.
 //!
 //! 1. A thread does one step after the other: when the step before said, or when it is woken.
-//! 2. Closing ends the work after the step under way, then [`Duty::finish`] runs. Waiting for that is bounded: a thread
+//! 2. Closing ends the work after the current step, then [`Duty::finish`] runs. Waiting for that is bounded: a thread
 //!    that hangs is left behind.
 //! 3. With [`Executor::Inline`] there is no thread: steps are done where the owner calls [`Periodic::step_inline`].
 //!    Dropping such work does nothing more, because a simulation ends a process by dropping its store.
@@ -157,7 +157,7 @@ impl<D: Duty> Periodic<D> {
         }
     }
 
-    /// Ends the work after the step under way. Calling it again does nothing.
+    /// Ends the work after the current step. Calling it again does nothing.
     pub fn close(&self) {
         if !self.process.is_this() {
             return;

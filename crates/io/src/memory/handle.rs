@@ -8,6 +8,7 @@
 use std::any::Any;
 use std::fmt;
 use std::marker::PhantomData;
+use std::num::NonZeroU64;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,13 +17,14 @@ use parking_lot::{Condvar, Mutex};
 
 /// The name of a region in this process. No other region has it, not even later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct RegionId(u64);
+pub struct RegionId(NonZeroU64);
 
 impl RegionId {
     /// A new name.
     pub(super) fn next() -> Self {
-        static LAST: AtomicU64 = AtomicU64::new(0);
-        Self(LAST.fetch_add(1, Ordering::Relaxed) + 1)
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        Self(NonZeroU64::new(number).expect("fewer than 2^64 regions"))
     }
 }
 

@@ -20,10 +20,11 @@ use crate::api::layer_writer::{
 };
 use crate::jobs::transfers::{Direction, Transfer, TransferLanes};
 use crate::put::report::PutOutcome;
-use crate::put::writer::{HeldBlock, LayerStart};
+use crate::put::writer::LayerStart;
 use crate::state::arena::ReservedPlace;
 use crate::state::byte_share::ByteShare;
 use crate::state::dram::{Dram, Leaving, MOST_GATHERED_BYTES};
+use crate::state::held_block::HeldBlock;
 use crate::state::recent_removals::RemovalMark;
 use crate::terms::Terms;
 

@@ -17,10 +17,10 @@ use dalsegno_io::{Backing, Memory, StopSignal};
 use crate::api::store::Store;
 use crate::open::parts::parts_of;
 use crate::put::report::PutReport;
-use crate::put::writer::HeldBlock;
 use crate::read::lease::{Acquired, LeasedBlock, acquire};
 use crate::state::arena::{Arena, ArenaBacking};
 use crate::state::dram::Leaving;
+use crate::state::held_block::HeldBlock;
 use crate::state::recent_removals::RemovalMark;
 use crate::terms::Terms;
 

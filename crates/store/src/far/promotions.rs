@@ -3,14 +3,11 @@
 //! 1. The bytes of blocks that wait are bounded, whether they are in their places in DRAM or copies.
 //! 2. A block that finds no space is not copied now; a later hit offers it again.
 
-use std::sync::Arc;
-
 use dalsegno_core::{Admission, ChainHash, NamespaceId};
-use dalsegno_io::Memory;
 use dalsegno_policy::AdmissionFilter;
 use parking_lot::Mutex;
 
-use crate::state::arena::PlacedBlock;
+use crate::state::held_block::HeldBlock;
 use crate::state::recent_removals::RemovalMark;
 
 /// Memory of the filter that remembers blocks that were hit once.
@@ -18,35 +15,12 @@ const FILTER_BYTES: usize = 1 << 20;
 /// Bytes of blocks that wait.
 const MOST_BYTES: usize = 64 << 20;
 
-/// A block to be copied to the log.
-#[derive(Debug)]
-pub(crate) enum PromotedBlock {
-    /// In its place in DRAM.
-    Placed(Arc<PlacedBlock>),
-    /// A copy.
-    Copied(Vec<u8>),
-}
-
-impl PromotedBlock {
-    /// A copy of bytes in any pieces.
-    pub(crate) fn copy_of(pieces: &[Memory]) -> Self {
-        Self::Copied(pieces.iter().flat_map(Memory::as_slice).copied().collect())
-    }
-
-    fn len(&self) -> usize {
-        match self {
-            Self::Placed(block) => block.len(),
-            Self::Copied(bytes) => bytes.len(),
-        }
-    }
-}
-
 /// Consecutive blocks: the last ones of a chain.
 #[derive(Debug)]
 pub(crate) struct Promotion {
     pub(crate) namespace: NamespaceId,
     pub(crate) chain: Vec<ChainHash>,
-    pub(crate) blocks: Vec<PromotedBlock>,
+    pub(crate) blocks: Vec<HeldBlock>,
     /// From before the first of them was looked up.
     pub(crate) mark: RemovalMark,
 }
@@ -88,7 +62,7 @@ impl Promotions {
         namespace: NamespaceId,
         chain: &[ChainHash],
         mark: RemovalMark,
-        block: impl FnOnce() -> PromotedBlock,
+        block: impl FnOnce() -> HeldBlock,
     ) {
         let Some(hash) = chain.last() else { return };
         if !self.hits.lock().admit(namespace, hash) || self.waiting.lock().bytes >= MOST_BYTES {
@@ -117,6 +91,8 @@ impl Promotions {
 
 #[cfg(test)]
 mod tests {
+    use dalsegno_io::Memory;
+
     use super::*;
 
     fn hash(number: u8) -> ChainHash {
@@ -124,7 +100,7 @@ mod tests {
     }
 
     fn note(promotions: &Promotions, chain: &[ChainHash], bytes: usize) {
-        let block = || PromotedBlock::Copied(vec![7; bytes]);
+        let block = || HeldBlock::Elsewhere(Memory::owned(vec![7; bytes], ()));
         promotions.note_hit(NamespaceId::default(), chain, RemovalMark::default(), block);
     }
 

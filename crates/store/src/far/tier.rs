@@ -26,11 +26,12 @@ use crate::block_key::BlockKey;
 use crate::counters::add;
 use crate::device::WatchedSource;
 use crate::far::prefetches::Prefetches;
-use crate::far::promotions::{PromotedBlock, Promotions};
+use crate::far::promotions::Promotions;
 use crate::far::removal_notes::RemovalNotes;
 use crate::far::reoffers::Reoffers;
 use crate::far::stats::FarStats;
 use crate::far::timed_source::{RequestTimes, TimedSource};
+use crate::state::held_block::HeldBlock;
 use crate::state::recent_removals::{RecentRemovals, RemovalMark};
 
 /// Memory of the index: 8 million blocks.
@@ -211,7 +212,7 @@ impl FarTier {
         namespace: NamespaceId,
         chain: &[ChainHash],
         mark: RemovalMark,
-        block: impl FnOnce() -> PromotedBlock,
+        block: impl FnOnce() -> HeldBlock,
     ) {
         self.promotions.note_hit(namespace, chain, mark, block);
     }

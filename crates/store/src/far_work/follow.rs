@@ -7,13 +7,13 @@
 //! 4. A store that followed nothing for a week removes everything that it holds, because removals may be gone that
 //!    cover it. Only the lists of removals count: a catalog that cannot be read costs its blocks.
 
-use dalsegno_index::ScanPlace;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use dalsegno_core::{ChainHash, Clock, Error, ErrorKind, Namespace, NamespaceId, Nanos, Result};
 use dalsegno_far::{Follower, KEEP_REMOVALS, Polled, Removal, RemovalId};
+use dalsegno_index::ScanPlace;
 use dalsegno_io::{Duty, NextStep, StopSignal};
 
 use crate::blocks::indexed_log::IndexedLog;
@@ -225,12 +225,8 @@ impl RemovalsHere {
 
     /// Tries again what this store removed and could not make durable.
     fn apply_own(&self) {
-        for Removal { id, namespace, hashes } in self.notes.failed_here() {
-            let hashes = Some(hashes.as_slice()).filter(|hashes| !hashes.is_empty());
-            match self.remove(namespace, hashes) {
-                Ok(()) => self.notes.note_applied(id),
-                Err(error) => tracing::warn!(%error, "removed blocks are still stored here"),
-            }
+        if let Some(remover) = self.remover.upgrade() {
+            remover.retry_failed(&self.notes);
         }
         // Calls behind one that failed again end here: nobody else looks for it.
         self.notes.end_unnamed(&Ok(()));

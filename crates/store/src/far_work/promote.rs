@@ -3,13 +3,13 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use dalsegno_io::{Duty, Memory, NextStep, StopSignal};
+use dalsegno_io::{Duty, NextStep, StopSignal};
 
 use crate::counters::add;
-use crate::far::promotions::{PromotedBlock, Promotion};
+use crate::far::promotions::Promotion;
 use crate::far::tier::FarTier;
 use crate::put::report::PutOutcome;
-use crate::put::writer::{HeldBlock, Writer};
+use crate::put::writer::Writer;
 use crate::terms::Terms;
 
 /// How long a copy to the log may take.
@@ -29,12 +29,8 @@ impl Duty for PromoteDuty {
             let Some(writer) = self.writer.upgrade() else { break };
             let Promotion { namespace, chain, blocks, mark } = promotion;
             let first = chain.len() - blocks.len();
-            let held = blocks.into_iter().map(|block| match block {
-                PromotedBlock::Copied(bytes) => HeldBlock::Elsewhere(Memory::owned(bytes, ())),
-                PromotedBlock::Placed(block) => HeldBlock::Placed(block),
-            });
             let terms = Terms::within(PROMOTE);
-            match writer.put_held(namespace, &chain, first, held.collect(), mark, &terms) {
+            match writer.put_held(namespace, &chain, first, blocks, mark, &terms) {
                 Ok(report) => {
                     let stored = report.count(PutOutcome::Stored);
                     add(&self.far.counters.promoted_blocks, stored);

@@ -11,7 +11,7 @@ use dalsegno_core::{
     Clock, Compression, Error, ErrorKind, Limits, Namespace, NamespaceId, Result, format_bytes,
 };
 use dalsegno_extent::format::{STORE_FILE, namespace_file};
-use dalsegno_far::{Removal, Tier, WriterId};
+use dalsegno_far::{Tier, WriterId};
 use dalsegno_index::{Index, LsmIndex, ScanPlace};
 use dalsegno_io::{Device, Executor, JobLane, StopSignal};
 use dalsegno_log::Log;
@@ -191,13 +191,7 @@ fn resume_removals(notes: &RemovalNotes, finder: &Finder, remover: &Remover) {
     for removal in notes.unpublished() {
         finder.far.iter().for_each(|far| far.remove(&removal));
     }
-    for Removal { id, namespace, hashes } in notes.failed_here() {
-        let hashes = Some(hashes.as_slice()).filter(|hashes| !hashes.is_empty());
-        match remover.remove_noted(namespace, hashes) {
-            Ok(()) => notes.note_applied(id),
-            Err(error) => tracing::warn!(%error, "removed blocks are still stored here"),
-        }
-    }
+    remover.retry_failed(notes);
     if let Err(error) = notes.store(finder.stored.log.store_files()) {
         tracing::warn!(%error, "the record of removals is not stored");
     }

@@ -86,7 +86,7 @@ impl PutPlanner {
                 }
             } else if has_failed {
                 outcomes[at] = PutOutcome::Failed;
-                if is_useless {
+                if is_useless || removed.contains(hash) {
                     continue;
                 }
             } else {

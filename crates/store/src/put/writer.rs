@@ -18,6 +18,7 @@ use crate::put::report::{PutOutcome, PutReport};
 use crate::put::stretch::Stretch;
 use crate::sizes::check_blocks;
 use crate::state::arena::PlacedBlock;
+use crate::state::held_block::HeldBlock;
 use crate::state::recent_removals::RemovalMark;
 use crate::terms::Terms;
 use crate::upkeep::merger::Merger;
@@ -56,14 +57,6 @@ pub(crate) struct PutOrigin<'a> {
     pub(crate) placed: &'a [Option<Arc<PlacedBlock>>],
     /// From before the bytes were looked up. Blocks that were removed since are not put.
     pub(crate) mark: RemovalMark,
-}
-
-/// The bytes of a block that the store itself holds.
-pub(crate) enum HeldBlock {
-    /// In a place in DRAM.
-    Placed(Arc<PlacedBlock>),
-    /// In other memory.
-    Elsewhere(Memory),
 }
 
 /// The start of a put by layer.

@@ -24,7 +24,6 @@ use dalsegno_io::{Call, Operation};
 
 use crate::block_key::BlockKey;
 use crate::blocks::finder::FoundBlocks;
-use crate::far::promotions::PromotedBlock;
 use crate::far::tier::FarBlock;
 use crate::read::far_part::{
     FarPart, PrefetchedPart, TimedRead, far_copies, finish_far, finish_log, wait_for_prefetch,
@@ -35,6 +34,7 @@ use crate::read::run_parts::{missing_parts, positions_of};
 use crate::read::wanted::Wanted;
 use crate::state::arena::{PlacedBlock, ReservedPlace};
 use crate::state::dram::Leaving;
+use crate::state::held_block::HeldBlock;
 use crate::state::recent_removals::RemovalMark;
 use crate::state::speeds::BlockTier;
 
@@ -135,7 +135,7 @@ impl<'a> Get<'a> {
         let found = self.tiers.recent.dram.get(self.namespace.id(), &hashes);
         for (FarBlock { at, .. }, block) in blocks.iter().zip(found) {
             if let Some(block) = block {
-                self.note_far(*at, || PromotedBlock::Placed(Arc::clone(&block)));
+                self.note_far(*at, || HeldBlock::Placed(Arc::clone(&block)));
                 self.serve(*at, block, out);
             }
         }
@@ -214,13 +214,13 @@ impl<'a> Get<'a> {
             if let Some(placed) = self.placed.remove(&at) {
                 drop(block.memory);
                 let block = self.settle_placed(at, key, placed);
-                self.note_far(at, || PromotedBlock::Placed(block));
+                self.note_far(at, || HeldBlock::Placed(block));
             } else if self.is_whole() {
                 if self.admits() {
                     let recent = &self.tiers.recent;
                     recent.copy_in(key, &block.memory, self.mark, self.call.deadline);
                 }
-                self.note_far(at, || PromotedBlock::copy_of(&block.memory));
+                self.note_far(at, || HeldBlock::copy_of(&block.memory));
             }
         }
     }
@@ -274,7 +274,7 @@ impl<'a> Get<'a> {
     }
 
     /// Notes a hit of a block that only the far tier has. The second one copies it to the log.
-    fn note_far(&self, at: usize, block: impl FnOnce() -> PromotedBlock) {
+    fn note_far(&self, at: usize, block: impl FnOnce() -> HeldBlock) {
         if let Some(far) = &self.tiers.finder.far {
             far.note_hit(self.namespace.id(), &self.chain[..=at], self.mark, block);
             far.note_prefetch_use(&(self.namespace.id(), self.chain[at]));

@@ -19,7 +19,7 @@ use dalsegno_log::LogError;
 
 use crate::blocks::finder::Finder;
 use crate::error::to_error;
-use crate::far::removal_notes::{Incomplete, OwnRemoval};
+use crate::far::removal_notes::{Incomplete, OwnRemoval, RemovalNotes};
 use crate::jobs::calls::keep_place;
 use crate::lookup::lookups::lookup_limit;
 use crate::remove::local::LocalRemover;
@@ -111,6 +111,17 @@ impl Remover {
     ) -> Result<()> {
         let terms = Terms::within(FOLLOW_TIMEOUT);
         self.remove(RemovalOrigin::Noted, namespace, hashes, &terms).map(drop)
+    }
+
+    /// Tries again what this store removed and could not make durable.
+    pub(crate) fn retry_failed(&self, notes: &RemovalNotes) {
+        for Removal { id, namespace, hashes } in notes.failed_here() {
+            let hashes = Some(hashes.as_slice()).filter(|hashes| !hashes.is_empty());
+            match self.remove_noted(namespace, hashes) {
+                Ok(()) => notes.note_applied(id),
+                Err(error) => tracing::warn!(%error, "removed blocks are still stored here"),
+            }
+        }
     }
 
     /// Gives a removal of a caller its name, if other hosts must follow it, and stops finding its blocks at the far

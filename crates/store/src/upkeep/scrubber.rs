@@ -8,12 +8,12 @@
 //! 4. Scrubbing is no use: it changes neither what is evicted nor what DRAM holds.
 //! 5. Without a thread nothing is scrubbed: a get checks the same.
 
-use dalsegno_index::ScanPlace;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{Clock, Deadline, Extent, Nanos, Result};
+use dalsegno_index::ScanPlace;
 use dalsegno_io::{Duty, Executor, NextStep, Periodic, StopSignal};
 use dalsegno_policy::merging::Bucket;
 
@@ -63,6 +63,7 @@ pub(crate) struct Scrubber {
     /// None where nothing is scrubbed.
     helper: Option<Periodic<ScrubDuty>>,
 }
+
 /// The progress of a round.
 #[derive(Debug)]
 struct ScrubDuty {

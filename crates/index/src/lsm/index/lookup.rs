@@ -8,7 +8,6 @@
 //!    without its point. A removal finds blocks by points, so blocks that it missed would otherwise be served in a run.
 //! 4. What cannot be read is absent: a damaged index costs misses until it is rebuilt.
 
-use crate::index::ScanPlace;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -18,6 +17,7 @@ use parking_lot::RwLock;
 
 use crate::answers::{Placement, Run, Scope, Unread};
 use crate::error::TableError;
+use crate::index::ScanPlace;
 use crate::lsm::format::keys::{OrderKey, Point, PointKey, Record, short};
 use crate::lsm::health::Health;
 use crate::lsm::maintenance::retention::LineageCheck;

@@ -1,12 +1,12 @@
 //! An index that dropped points for lack of space: its records still show these blocks, but it does not return them.
 
-use crate::index::ScanPlace;
 use std::sync::Arc;
 
 use dalsegno_core::{ChainHash, Deadline, Extent, ExtentId};
 
 use super::chains::{NAMESPACE, hash, index_in, put};
 use super::files::MemoryFiles;
+use crate::index::ScanPlace;
 use crate::lsm::index::on_disk::LsmIndex;
 use crate::{Index, Scope};
 

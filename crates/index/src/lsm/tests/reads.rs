@@ -1,6 +1,5 @@
 //! How many reads lookups and evictions cost.
 
-use crate::index::ScanPlace;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -8,6 +7,7 @@ use dalsegno_core::{ChainHash, Deadline, Shape};
 
 use super::chains::{NAMESPACE, empty_index, hash, index_in, put, put_fork};
 use super::files::MemoryFiles;
+use crate::index::ScanPlace;
 use crate::lsm::index::on_disk::LsmIndex;
 use crate::lsm::maintenance::steps::TreeBounds;
 use crate::{Index, Scope};

@@ -88,7 +88,7 @@ impl RegisteredBuffers {
         };
         let chunks: Vec<libc::iovec> = (0..bytes).step_by(CHUNK_BYTES).map(chunk).collect();
         // SAFETY: the arena is mapped and stays mapped while it is registered: the result holds the pool, and is
-        // dropped after the registration or the ring has ended.
+        // dropped after the registration or the ring ended.
         match unsafe { ring.submitter().register_buffers(&chunks) } {
             Ok(()) => Some(Self { region: pool.region().id(), bytes, _pool: pool.clone() }),
             Err(error) => {
