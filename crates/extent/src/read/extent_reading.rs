@@ -2,7 +2,8 @@
 //!
 //! 1. A block is a hit only if the header at the extent's place is the wanted one and names the block, and the checksum
 //!    of every wanted slice matches.
-//! 2. A payload is planned when its place is known: immediately for a plain extent that the reader knows, otherwise
+//! 2. A slice is verified when all of it and the header have arrived, whichever comes last.
+//! 3. A payload is planned when its place is known: immediately for a plain extent that the reader knows, otherwise
 //!    when the header has arrived.
 
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use dalsegno_core::{Extent, Stopped, StoreId};
 use dalsegno_io::Memory;
 
 use super::header_cache::{HeaderName, VerifiedHeader};
+use super::layer_progress::LayerProgress;
 use super::slice_arrival::SliceArrival;
 use super::units::{WantedUnit, gather, plan_units};
 use super::wanted::{BlockOutcome, BlockRead, RecordRead, WantedRecord};
@@ -22,7 +24,8 @@ use crate::transfer::{Chunk, Piece, PinnedFile, PlanRules, cut, pieces_of};
 pub(super) struct ExtentReading {
     /// Its index among the extents of the call.
     number: usize,
-    pub(super) pinned: PinnedFile,
+    /// `None` if its file was recycled, and all blocks are lost.
+    pinned: Option<PinnedFile>,
     store: StoreId,
     record: WantedRecord,
     /// Once it is verified.
@@ -32,6 +35,7 @@ pub(super) struct ExtentReading {
     blocks: Vec<BlockReading>,
     /// Layer-major.
     slices: Vec<SliceArrival>,
+    progress: Option<Arc<LayerProgress>>,
 }
 
 /// Whether the requests for a payload are planned.
@@ -60,14 +64,13 @@ pub(super) struct ReadRequest {
 }
 
 impl ExtentReading {
-    /// The read of a record in its file. `cached` is its header, if that is cached.
+    /// The read of a record. `cached` is its header, if that is cached.
     pub(super) fn new(
         number: usize,
-        pinned: PinnedFile,
         read: RecordRead,
         cached: Option<Arc<VerifiedHeader>>,
     ) -> Self {
-        let RecordRead { store, record, layers, targets, .. } = read;
+        let RecordRead { store, record, pinned, layers, targets } = read;
         let blocks = targets.iter().map(|target| {
             let (block, outlives_call) = (target.block, target.outlives_call);
             BlockReading { block, outlives_call, outcome: Ok(()) }
@@ -84,15 +87,36 @@ impl ExtentReading {
             first_layer: layers.start,
             blocks,
             slices,
+            progress: None,
         };
-        if let Some(header) = cached {
+        if reading.pinned.is_none() {
+            reading.lose_all(Cause::Recycled);
+        } else if let Some(header) = cached {
             reading.use_header(header);
         }
         reading
     }
 
+    /// Reports to `progress` how slices end, and have ended.
+    pub(super) fn report_to(&mut self, progress: &Arc<LayerProgress>) {
+        for (index, slice) in self.slices.iter().enumerate() {
+            if let Some(outcome) = slice.outcome {
+                progress.note_slice(self.layer_of(index), outcome);
+            }
+        }
+        self.progress = Some(Arc::clone(progress));
+    }
+
+    /// The file, of a record that is requested.
+    pub(super) fn pinned(&self) -> &PinnedFile {
+        self.pinned.as_ref().expect("nothing is requested of a recycled file")
+    }
+
     /// Plans to read the header, unless it is known, and the payload, if its place is known.
     pub(super) fn plan(&mut self, rules: PlanRules) -> Vec<ReadRequest> {
+        if self.pinned.is_none() {
+            return Vec::new();
+        }
         let header = self.header.is_none().then(|| Piece {
             offset: self.record.offset(),
             len: self.record.header_bytes() as usize,
@@ -127,11 +151,12 @@ impl ExtentReading {
     /// The payload of the blocks that are not lost, as pieces or as units. Empty if its place is unknown, or if it was
     /// taken before.
     fn take_payload(&mut self) -> (Vec<Piece>, Vec<WantedUnit>) {
+        if self.payload == PayloadPlan::Planned {
+            return (Vec::new(), Vec::new());
+        }
         let header = self.header.clone();
         let known = header.as_ref().map(|header| &header.extent).or(self.record.extent());
-        let Some(extent) = known.cloned().filter(|_| self.payload == PayloadPlan::Waiting) else {
-            return (Vec::new(), Vec::new());
-        };
+        let Some(extent) = known.cloned() else { return (Vec::new(), Vec::new()) };
         if !extent.is_compressed() {
             self.payload = PayloadPlan::Planned;
             return (self.plain_pieces(&extent), Vec::new());
@@ -149,15 +174,10 @@ impl ExtentReading {
         let mut pieces = Vec::new();
         let slices = (0_u32..).zip(self.take_memory());
         for (index, memory) in slices.filter(|(_, memory)| !memory.is_empty()) {
-            let (layer, target) = (index as usize / self.blocks.len(), self.target_of(index));
-            let layer = self.first_layer + u32::try_from(layer).expect("layer count is bounded");
+            let (layer, target) = (self.layer_of(index as usize), self.target_of(index as usize));
             let BlockReading { block, outlives_call, .. } = self.blocks[target];
-            pieces.extend(pieces_of(
-                extent.slice_offset(layer, block),
-                index,
-                memory,
-                outlives_call,
-            ));
+            let offset = extent.slice_offset(layer, block);
+            pieces.extend(pieces_of(offset, index, memory, outlives_call));
         }
         pieces
     }
@@ -172,8 +192,13 @@ impl ExtentReading {
         slices.iter_mut().enumerate().map(of_slice).collect()
     }
 
-    fn target_of(&self, slice: u32) -> usize {
-        slice as usize % self.blocks.len()
+    fn target_of(&self, slice: usize) -> usize {
+        slice % self.blocks.len()
+    }
+
+    fn layer_of(&self, slice: usize) -> u32 {
+        let layer = slice / self.blocks.len();
+        self.first_layer + u32::try_from(layer).expect("layer count is bounded")
     }
 
     /// Whether a piece is the extent's header. A direct request gave its memory away, so the place decides.
@@ -183,7 +208,38 @@ impl ExtentReading {
 
     /// Handles a part of a slice that is in its memory now.
     pub(super) fn arrive(&mut self, piece: &Piece, memory: Memory) {
-        self.slices[piece.slice as usize].arrive(piece.slice_offset, memory);
+        let slice = piece.slice as usize;
+        self.slices[slice].arrive(piece.slice_offset, memory);
+        self.verify(slice);
+    }
+
+    /// Compares a slice with the checksum in the header, if all of it and the header have arrived. A slice that is lost
+    /// may have memory that was not read.
+    fn verify(&mut self, slice: usize) {
+        let arrival = &self.slices[slice];
+        if arrival.outcome.is_some() {
+            return;
+        }
+        let Some(header) = &self.header else { return };
+        let slice_bytes = self.record.layout().slice_bytes() as usize;
+        let Some(crc) = arrival.crc(slice_bytes) else { return };
+        let (layer, target) = (self.layer_of(slice), self.target_of(slice));
+        if crc == header.crc(layer, self.blocks[target].block) {
+            self.end_slice(slice, Ok(()));
+        } else {
+            self.lose_slice(slice, Cause::SliceChecksum);
+        }
+    }
+
+    /// Notes how a slice ended, unless that is known.
+    fn end_slice(&mut self, slice: usize, outcome: BlockOutcome) {
+        if self.slices[slice].outcome.is_some() {
+            return;
+        }
+        self.slices[slice].outcome = Some(outcome);
+        if let Some(progress) = &self.progress {
+            progress.note_slice(self.layer_of(slice), outcome);
+        }
     }
 
     /// Copies the wanted bytes of a decompressed unit to the caller.
@@ -200,8 +256,7 @@ impl ExtentReading {
     pub(super) fn fail(&mut self, request: ReadRequest, cause: Cause) {
         for piece in request.chunk.pieces {
             if self.starts_with_header(&piece) {
-                let cause = if cause.is_damage() { Cause::Header } else { cause };
-                (0..self.blocks.len()).for_each(|target| self.lose(target, cause));
+                self.lose_all(if cause.is_damage() { Cause::Header } else { cause });
             } else {
                 self.fail_piece(piece, cause);
             }
@@ -217,20 +272,34 @@ impl ExtentReading {
     }
 
     fn fail_piece(&mut self, piece: Piece, cause: Cause) {
-        self.lose(self.target_of(piece.slice), cause);
+        let slice = piece.slice as usize;
+        self.lose_slice(slice, cause);
         if let Some(memory) = piece.memory {
-            self.slices[piece.slice as usize].give_back(piece.slice_offset, memory);
+            self.slices[slice].give_back(piece.slice_offset, memory);
         }
     }
 
-    /// Makes a block a miss. The first of several causes counts, but damage comes before all others, because it decides
-    /// what the store does next.
-    fn lose(&mut self, target: usize, cause: Cause) {
+    /// Makes the block of a slice a miss. The first of several causes counts. But damage comes before all others, and
+    /// damage of the header first, because they decide what the store does next.
+    fn lose_slice(&mut self, slice: usize, cause: Cause) {
+        let target = self.target_of(slice);
         let outcome = &mut self.blocks[target].outcome;
-        let is_known = outcome.is_err_and(|known| known.is_damage() || !cause.is_damage());
-        if !is_known {
+        let weight = |cause: Cause| (cause.is_of_header(), cause.is_damage());
+        if outcome.err().is_none_or(|known| weight(known) < weight(cause)) {
             *outcome = Err(cause);
         }
+        self.end_slice(slice, Err(cause));
+    }
+
+    /// Makes a block a miss with all of its slices.
+    fn lose_block(&mut self, target: usize, cause: Cause) {
+        for slice in (target..self.slices.len()).step_by(self.blocks.len()) {
+            self.lose_slice(slice, cause);
+        }
+    }
+
+    fn lose_all(&mut self, cause: Cause) {
+        (0..self.slices.len()).for_each(|slice| self.lose_slice(slice, cause));
     }
 
     /// Handles the extent's header, and returns it with its name. Without a valid header, no block is a hit.
@@ -242,10 +311,10 @@ impl ExtentReading {
             Ok(header) => {
                 let header = Arc::new(header);
                 self.use_header(Arc::clone(&header));
-                Some((self.record.header_name(self.pinned.file), header))
+                Some((self.record.header_name(self.pinned().file), header))
             }
             Err(cause) => {
-                self.blocks.iter_mut().for_each(|block| block.outcome = Err(cause));
+                self.lose_all(cause);
                 None
             }
         }
@@ -264,40 +333,35 @@ impl ExtentReading {
         Ok(VerifiedHeader { extent: known.unwrap_or(found.extent), ..found })
     }
 
-    /// Keeps the header. Blocks that it does not name are misses.
+    /// Keeps the header, and verifies what has arrived. Blocks that it does not name are misses.
     fn use_header(&mut self, header: Arc<VerifiedHeader>) {
         for at in 0..self.blocks.len() {
             if !self.record.names(at, self.blocks[at].block, &header.extent) {
-                self.lose(at, Cause::WrongPlace);
+                self.lose_block(at, Cause::WrongPlace);
             }
         }
         self.header = Some(header);
+        (0..self.slices.len()).for_each(|slice| self.verify(slice));
     }
 
-    /// Compares the slices that arrived with the checksums of the header.
-    pub(super) fn verdict(self, stopped: Option<Stopped>) -> Vec<BlockRead> {
-        let stopped = stopped.map(Cause::from);
-        let Self { record, header, first_layer, blocks, slices, .. } = self;
-        let slice_bytes = record.layout().slice_bytes() as usize;
+    /// How the blocks ended. Slices that have not arrived are lost, because the read was `stopped` or a request failed.
+    pub(super) fn verdict(mut self, stopped: Option<Stopped>) -> Vec<BlockRead> {
+        let missing = if self.header.is_none() { Cause::Header } else { Cause::Device };
+        let missing = stopped.map_or(missing, Cause::from);
+        for slice in 0..self.slices.len() {
+            if self.slices[slice].outcome.is_none() {
+                let known = self.blocks[self.target_of(slice)].outcome.err();
+                self.lose_slice(slice, known.unwrap_or(missing));
+            }
+        }
         let of_block = |block: &BlockReading| {
             let outcome = block.outcome;
             BlockRead { outcome, memory: Vec::new(), copy: Vec::new() }
         };
-        let mut reads: Vec<_> = blocks.iter().map(of_block).collect();
+        let mut reads: Vec<_> = self.blocks.iter().map(of_block).collect();
         // Layer-major, so each block gets its layers lowest first.
-        for (index, slice) in slices.into_iter().enumerate() {
-            let (layer, target) = (index / blocks.len(), index % blocks.len());
-            let read = &mut reads[target];
-            if read.outcome.is_ok() {
-                let layer = first_layer as usize + layer;
-                let crc = header.as_ref().map(|header| header.crc(layer, blocks[target].block));
-                read.outcome = match (crc, slice.crc(slice_bytes)) {
-                    (None, _) => Err(stopped.unwrap_or(Cause::Header)),
-                    (Some(_), None) => Err(stopped.unwrap_or(Cause::Device)),
-                    (Some(crc), Some(arrived)) if arrived == crc => Ok(()),
-                    (Some(_), Some(_)) => Err(Cause::SliceChecksum),
-                };
-            }
+        for (index, slice) in self.slices.into_iter().enumerate() {
+            let read = &mut reads[index % self.blocks.len()];
             let (memory, copy) = slice.into_memory();
             read.memory.extend(memory);
             read.copy.extend(copy);

@@ -74,8 +74,8 @@ impl VerifiedHeader {
     }
 
     /// The checksum of a slice.
-    pub(super) fn crc(&self, layer: usize, block: u32) -> u32 {
-        self.crcs[layer * self.extent.hashes.len() + block as usize]
+    pub(super) fn crc(&self, layer: u32, block: u32) -> u32 {
+        self.crcs[layer as usize * self.extent.hashes.len() + block as usize]
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod extent_reading;
 mod header_cache;
+mod layer_progress;
 mod read_pump;
 mod reader;
 mod record_copy;
@@ -11,6 +12,7 @@ mod units;
 mod wanted;
 
 pub use header_cache::{HeaderCache, HeaderName, VerifiedHeader};
+pub use layer_progress::{LayerOutcome, LayerProgress};
 pub use reader::{BlocksRead, Reader, wait_for_all, wait_for_first};
 pub use record_copy::RecordMemory;
 pub use wanted::{
@@ -18,5 +20,3 @@ pub use wanted::{
     WantedRecord,
 };
 
-#[cfg(test)]
-mod tests;

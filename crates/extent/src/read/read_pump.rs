@@ -44,10 +44,11 @@ impl<'a> ReadPump<'a> {
     }
 
     /// Adds a record to be read.
-    pub(super) fn add(&mut self, pinned: PinnedFile, read: RecordRead) {
-        let cached = self.parts.headers.get(read.record.header_name(pinned.file));
+    pub(super) fn add(&mut self, read: RecordRead) {
+        let name = read.pinned.as_ref().map(|pinned| read.record.header_name(pinned.file));
+        let cached = name.and_then(|name| self.parts.headers.get(name));
         let cached = cached.filter(|header| read.record.accepts(&header.extent));
-        self.readings.push(ExtentReading::new(self.readings.len(), pinned, read, cached));
+        self.readings.push(ExtentReading::new(self.readings.len(), read, cached));
     }
 
     /// Plans the requests that can be sent without waiting for others.
@@ -149,7 +150,7 @@ impl<'a> ReadPump<'a> {
             TransferStats::add(&stats.staged_read_bytes, request.chunk.bytes as u64);
             vec![staging.expect("taken for the chunk")]
         };
-        let PinnedFile { file, guard } = self.readings[request.reading].pinned.clone();
+        let PinnedFile { file, guard } = self.readings[request.reading].pinned().clone();
         let (operation, offset) = (Operation::Read, request.chunk.offset);
         self.pump.submit(Transfer { operation, file, offset, memory, tag, guard: Some(guard) });
         request

@@ -13,11 +13,11 @@ use dalsegno_core::{Deadline, Nanos, Stopped};
 use dalsegno_io::{CANCEL_POLL, Call};
 
 use super::header_cache::HeaderCache;
+use super::layer_progress::LayerProgress;
 use super::read_pump::{ReadParts, ReadPump};
 use super::salvage::salvage;
 use super::wanted::{BlockRead, RecordRead, TrialFiles};
 use crate::compress::CodecPool;
-use crate::error::Cause;
 use crate::transfer::{LOOK, SourceIo};
 
 /// Reads the records of a source.
@@ -49,40 +49,27 @@ impl Reader {
         call: &'a Call,
     ) -> BlocksRead<'a> {
         let began = self.parts.io.clock.now();
-        let mut results: Vec<Vec<BlockRead>> = Vec::with_capacity(reads.len());
-        let mut places = Vec::with_capacity(reads.len());
         let mut pump = ReadPump::new(&self.parts, call, reads.len());
-        for (index, mut read) in reads.enumerate() {
-            let Some(pinned) = read.pinned.take() else {
-                let targets = read.targets.into_iter();
-                results.push(targets.map(|target| target.lost(Cause::Recycled)).collect());
-                continue;
-            };
-            results.push(Vec::new());
-            places.push(index);
-            pump.add(pinned, read);
+        for read in reads {
+            pump.add(read);
         }
         pump.plan();
-        let (must_drain, progress) = (!call.must_stage(), ReadProgress::Sending);
-        BlocksRead { pump, places, results, must_drain, began, progress }
+        BlocksRead { pump, must_drain: !call.must_stage(), began, state: ReadState::Sending }
     }
 }
 
 /// Blocks that are being read from one source.
 pub struct BlocksRead<'a> {
     pump: ReadPump<'a>,
-    /// The position among the results of each record that is read.
-    places: Vec<usize>,
-    results: Vec<Vec<BlockRead>>,
     /// Whether requests use memory that the call lent.
     must_drain: bool,
     began: Nanos,
-    progress: ReadProgress,
+    state: ReadState,
 }
 
 /// How far a read is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ReadProgress {
+enum ReadState {
     /// Requests are to be sent, or in flight.
     Sending,
     /// All requests have completed, at this moment. Some may have failed, and are sent again by the wait for this read.
@@ -92,19 +79,30 @@ enum ReadProgress {
 }
 
 impl BlocksRead<'_> {
+    /// Reports to `progress`, from now on, how slices end. Those that have ended are reported now.
+    ///
+    /// # Panics
+    ///
+    /// If a layer is read that `progress` does not have.
+    pub fn report_to(&mut self, progress: &Arc<LayerProgress>) {
+        for reading in &mut self.pump.readings {
+            reading.report_to(progress);
+        }
+    }
+
     /// Sends what may be in flight, and takes what has arrived. Does not wait.
     pub fn advance(&mut self) {
-        if self.progress == ReadProgress::Sending && self.pump.advance() {
-            self.progress = ReadProgress::Completed(self.pump.parts.io.clock.now());
+        if self.state == ReadState::Sending && self.pump.advance() {
+            self.state = ReadState::Completed(self.pump.parts.io.clock.now());
         }
     }
 
     /// The time from the beginning to the last planned completion, or until now.
     #[must_use]
     pub fn took(&self) -> Duration {
-        let until = match self.progress {
-            ReadProgress::Sending => self.pump.parts.io.clock.now(),
-            ReadProgress::Completed(at) | ReadProgress::Ended(at, _) => at,
+        let until = match self.state {
+            ReadState::Sending => self.pump.parts.io.clock.now(),
+            ReadState::Completed(at) | ReadState::Ended(at, _) => at,
         };
         until.since(self.began)
     }
@@ -112,12 +110,11 @@ impl BlocksRead<'_> {
     /// Waits for all blocks, and returns one outcome for each target, in the given order.
     pub fn finish(mut self) -> Vec<Vec<BlockRead>> {
         wait_for_first(&mut [&mut self]);
-        let Self { pump, places, mut results, progress, .. } = self;
-        let ReadProgress::Ended(_, end) = progress else { unreachable!("it was waited for") };
+        let Self { pump, state, .. } = self;
+        let ReadState::Ended(_, end) = state else { unreachable!("it was waited for") };
         let stats = &pump.parts.io.stats;
-        for (index, reading) in places.into_iter().zip(pump.readings) {
-            results[index] = reading.verdict(end.err());
-        }
+        let readings = pump.readings.into_iter();
+        let results: Vec<_> = readings.map(|reading| reading.verdict(end.err())).collect();
         for cause in results.iter().flatten().filter_map(|read| read.outcome.err()) {
             stats.count_miss(cause, 1);
         }
@@ -128,7 +125,7 @@ impl BlocksRead<'_> {
 /// Waits for the first of several reads of one call. The others continue, and [`BlocksRead::finish`] waits for them.
 pub fn wait_for_first(reads: &mut [&mut BlocksRead<'_>]) {
     let Some((first, others)) = reads.split_first_mut() else { return };
-    if matches!(first.progress, ReadProgress::Ended(..)) {
+    if matches!(first.state, ReadState::Ended(..)) {
         return;
     }
     let completed = wait_for_completions(first, others);
@@ -140,8 +137,8 @@ pub fn wait_for_first(reads: &mut [&mut BlocksRead<'_>]) {
     if end.is_err() && first.must_drain {
         first.pump.pump.drain();
     }
-    let at = if let ReadProgress::Completed(at) = first.progress { at } else { at };
-    first.progress = ReadProgress::Ended(at, end);
+    let at = if let ReadState::Completed(at) = first.state { at } else { at };
+    first.state = ReadState::Ended(at, end);
 }
 
 /// Waits for all of several reads of one call, in their order.
@@ -159,14 +156,14 @@ fn wait_for_completions(
     let mut throttled: Option<Deadline> = None;
     loop {
         first.advance();
-        if first.progress != ReadProgress::Sending {
+        if first.state != ReadState::Sending {
             return Ok(());
         }
         first.pump.pump.check_cancelled()?;
         for other in others.iter_mut() {
             other.advance();
         }
-        let sending = others.iter().filter(|other| other.progress == ReadProgress::Sending);
+        let sending = others.iter().filter(|other| other.state == ReadState::Sending);
         let sending: Vec<_> = sending.map(|other| &other.pump.pump).collect();
         let pump = &mut first.pump;
         let Some(len) = pump.awaited_staging() else {

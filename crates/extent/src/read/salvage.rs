@@ -114,7 +114,7 @@ impl Salvage<'_, '_> {
     }
 
     fn pinned_of(&self, part: &ReadRequest) -> &PinnedFile {
-        &self.pump.readings[part.reading].pinned
+        self.pump.readings[part.reading].pinned()
     }
 
     /// Reads a part, and returns it with the error if that fails.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use dalsegno_core::KvLayout;
 use dalsegno_io::Memory;
 
-use super::wanted::BlockTarget;
+use super::wanted::{BlockOutcome, BlockTarget};
 use crate::transfer::take_front;
 
 /// A slice while its parts arrive, in any order. The parts are summed in the order of their offsets, because combining
@@ -23,6 +23,8 @@ pub(super) struct SliceArrival {
     memory: Vec<Memory>,
     /// Parts that arrived before their predecessors, or that were not read, by offset.
     early: BTreeMap<usize, Memory>,
+    /// Whether it was verified, or why it is lost; `None` before that is known.
+    pub(super) outcome: Option<BlockOutcome>,
 }
 
 impl SliceArrival {

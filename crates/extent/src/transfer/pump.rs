@@ -222,8 +222,8 @@ impl<'a> Pump<'a> {
         Deadline::At(self.io.clock.now().after(STAGING_TIMEOUT))
     }
 
-    /// Waits for a staging buffer while nothing is in flight, at most `limit` and [`CANCEL_POLL`]; `None` if none
-    /// became free. Fails with [`Stopped::Busy`] at `until`.
+    /// Waits for a staging buffer while nothing is in flight, at most `limit` and [`CANCEL_POLL`]. Returns `None` if
+    /// none became free, and fails with [`Stopped::Busy`] at `until`.
     pub(crate) fn staging_within(
         &self,
         len: usize,

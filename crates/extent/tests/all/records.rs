@@ -3,14 +3,13 @@
 use std::sync::Arc;
 
 use dalsegno_core::{Compression, Extent};
+use dalsegno_extent::format::RecordHeader;
+use dalsegno_extent::{Cause, HeaderName, PlacedRecord, RecordRead, VerifiedHeader, WantedRecord};
 use dalsegno_io::Call;
 
-use super::held_source::{
+use crate::held_source::{
     FILE, Rig, SLICE, SeenRequest, block_bytes, bytes_of, hash, known, placed,
 };
-use crate::error::Cause;
-use crate::format::RecordHeader;
-use crate::read::{HeaderName, RecordRead, VerifiedHeader, WantedRecord};
 
 fn compressions() -> [Compression; 2] {
     [Compression::PLAIN, Compression::zstd(1).unwrap()]
@@ -105,7 +104,7 @@ fn another_record_than_the_wanted_one_is_a_miss_also_if_its_header_is_cached() {
     let rig = Rig::new(8);
     let header = rig.write(&[1, 2], Compression::PLAIN);
     let with = |change: &dyn Fn(&mut RecordRead)| expect(placed(&header, &[(0, 1)]), change);
-    let of_place = |change: &dyn Fn(&mut crate::read::PlacedRecord)| {
+    let of_place = |change: &dyn Fn(&mut PlacedRecord)| {
         with(&|read: &mut RecordRead| {
             let WantedRecord::Placed(placed) = &mut read.record else { unreachable!() };
             change(placed);

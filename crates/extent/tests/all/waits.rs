@@ -3,12 +3,11 @@
 use std::time::Duration;
 
 use dalsegno_core::{Compression, Deadline};
+use dalsegno_extent::format::RecordHeader;
+use dalsegno_extent::{BlockRead, Cause, RecordRead, wait_for_all, wait_for_first};
 use dalsegno_io::{Call, Cancel, Memory};
 
-use super::held_source::{LAYERS, Rig, SLICE, block_bytes, bytes_of, known, placed, until};
-use crate::error::Cause;
-use crate::format::RecordHeader;
-use crate::read::{BlockRead, RecordRead, wait_for_all, wait_for_first};
+use crate::held_source::{LAYERS, Rig, SLICE, block_bytes, bytes_of, known, placed, until};
 
 /// Two sources: a near one, and a far one that has one request in flight at a time.
 struct TwoSources {

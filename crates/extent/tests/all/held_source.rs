@@ -5,35 +5,35 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{ChainHash, Clock, Compression, KvLayout, NamespaceId, StoreId};
+use dalsegno_extent::format::{NewExtent, RecordHeader, RecordPlace, SECTOR, Units};
+use dalsegno_extent::{
+    BlockRead, BlockTarget, CompressedExtent, Compressor, ExtentRead, HeaderCache, IoBounds,
+    PinnedFile, PlacedRecord, Reader, RecordRead, SourceIo, WantedRecord,
+};
 use dalsegno_io::{BufferPool, Call, FileId, Geometry, IoError, Memory, Request, Source};
 use parking_lot::Mutex;
 
-use crate::compress::{CompressedExtent, Compressor};
-use crate::format::{NewExtent, RecordHeader, RecordPlace, SECTOR};
-use crate::read::{
-    BlockRead, BlockTarget, ExtentRead, HeaderCache, PlacedRecord, Reader, RecordRead, WantedRecord,
-};
-use crate::transfer::{IoBounds, PinnedFile, SourceIo};
-
-pub(super) const STORE: StoreId = StoreId([7; 16]);
-pub(super) const FILE: FileId = FileId(3);
-pub(super) const NAMESPACE: NamespaceId = NamespaceId([1; 16]);
-pub(super) const LAYERS: u32 = 3;
-pub(super) const SLICE: usize = 8192;
+pub(crate) const STORE: StoreId = StoreId([7; 16]);
+pub(crate) const FILE: FileId = FileId(3);
+pub(crate) const NAMESPACE: NamespaceId = NamespaceId([1; 16]);
+pub(crate) const LAYERS: u32 = 3;
+pub(crate) const SLICE: usize = 8192;
 
 /// The range of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct SeenRequest {
-    pub(super) offset: u64,
-    pub(super) bytes: u64,
+pub(crate) struct SeenRequest {
+    pub(crate) offset: u64,
+    pub(crate) bytes: u64,
 }
 
 /// A source in memory.
 #[derive(Debug, Default)]
-pub(super) struct HeldSource {
+pub(crate) struct HeldSource {
     files: Mutex<BTreeMap<u64, Vec<u8>>>,
     /// Sectors that cannot be read.
     bad: Mutex<BTreeSet<u64>>,
+    /// Sectors whose reads are refused.
+    refused: Mutex<BTreeSet<u64>>,
     /// The requests that wait; `None` if none is held.
     held: Mutex<Option<Vec<Request>>>,
     seen: Mutex<Vec<SeenRequest>>,
@@ -41,39 +41,51 @@ pub(super) struct HeldSource {
 
 impl HeldSource {
     /// Holds requests from now on.
-    pub(super) fn hold(&self) {
+    pub(crate) fn hold(&self) {
         *self.held.lock() = Some(Vec::new());
     }
 
     /// How many requests wait.
-    pub(super) fn waiting(&self) -> usize {
+    pub(crate) fn waiting(&self) -> usize {
         self.held.lock().as_ref().map_or(0, Vec::len)
     }
 
     /// Serves the newest request that waits; `false` if none does.
-    pub(super) fn serve_newest(&self) -> bool {
+    pub(crate) fn serve_newest(&self) -> bool {
         let newest = self.held.lock().as_mut().and_then(Vec::pop);
         newest.map(|request| self.serve(request)).is_some()
     }
 
     /// Serves all requests from now on.
-    pub(super) fn go_on(&self) {
+    pub(crate) fn go_on(&self) {
         let held = self.held.lock().take();
         held.into_iter().flatten().for_each(|request| self.serve(request));
     }
 
     /// Fails all reads of a sector.
-    pub(super) fn break_sector(&self, offset: u64) {
+    pub(crate) fn break_sector(&self, offset: u64) {
         self.bad.lock().insert(offset / SECTOR as u64);
     }
 
+    /// Refuses all reads of a sector, as a device that is suspended.
+    pub(crate) fn refuse(&self, offset: u64) {
+        self.refused.lock().insert(offset / SECTOR as u64);
+    }
+
+    /// Inverts a byte.
+    pub(crate) fn damage(&self, offset: u64) {
+        let mut files = self.files.lock();
+        let byte = &mut files.get_mut(&FILE.0).unwrap()[usize::try_from(offset).unwrap()];
+        *byte = !*byte;
+    }
+
     /// How many requests there were.
-    pub(super) fn seen(&self) -> usize {
+    pub(crate) fn seen(&self) -> usize {
         self.seen.lock().len()
     }
 
     /// The requests so far, in order.
-    pub(super) fn take_seen(&self) -> Vec<SeenRequest> {
+    pub(crate) fn take_seen(&self) -> Vec<SeenRequest> {
         std::mem::take(&mut self.seen.lock())
     }
 
@@ -86,6 +98,9 @@ impl HeldSource {
         let (files, bad) = (self.files.lock(), self.bad.lock());
         let mut at = usize::try_from(request.offset).unwrap();
         let sectors = request.offset / SECTOR as u64..(request.offset + request.bytes()) / 4096;
+        if self.refused.lock().range(sectors.clone()).next().is_some() {
+            return Err(IoError::Suspended);
+        }
         if bad.range(sectors).next().is_some() {
             let source = std::io::Error::from_raw_os_error(5);
             return Err(IoError::Os { operation: "read", file: "file".into(), source });
@@ -119,17 +134,22 @@ impl Source for HeldSource {
 }
 
 /// A reader of one file with records.
-pub(super) struct Rig {
-    pub(super) source: Arc<HeldSource>,
-    pub(super) reader: Reader,
-    pub(super) headers: Arc<HeaderCache>,
-    pub(super) clock: Arc<dyn Clock>,
-    pub(super) pool: BufferPool,
+pub(crate) struct Rig {
+    pub(crate) source: Arc<HeldSource>,
+    pub(crate) reader: Reader,
+    pub(crate) headers: Arc<HeaderCache>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) pool: BufferPool,
 }
 
 impl Rig {
     /// One whose calls have at most `depth` requests in flight.
-    pub(super) fn new(depth: u32) -> Self {
+    pub(crate) fn new(depth: u32) -> Self {
+        Self::with_requests(depth, 64 << 10)
+    }
+
+    /// As [`Self::new`], with requests of so many bytes.
+    pub(crate) fn with_requests(depth: u32, request_bytes: usize) -> Self {
         let source = Arc::new(HeldSource::default());
         source.files.lock().insert(FILE.0, vec![0; SECTOR]);
         let clock: Arc<dyn Clock> = Arc::new(dalsegno_io::SystemClock::new());
@@ -138,7 +158,7 @@ impl Rig {
             source: Arc::<HeldSource>::clone(&source),
             clock: Arc::clone(&clock),
             pool: pool.clone(),
-            bounds: IoBounds { depth, request_bytes: 64 << 10, busy_bytes: usize::MAX },
+            bounds: IoBounds { depth, request_bytes: request_bytes as u64, busy_bytes: usize::MAX },
             stats: Arc::default(),
         });
         let headers = Arc::new(HeaderCache::new(1 << 20));
@@ -147,7 +167,7 @@ impl Rig {
     }
 
     /// Writes a record behind the others.
-    pub(super) fn write(&self, blocks: &[u8], compression: Compression) -> RecordHeader {
+    pub(crate) fn write(&self, blocks: &[u8], compression: Compression) -> RecordHeader {
         let mut files = self.source.files.lock();
         let file = files.get_mut(&FILE.0).unwrap();
         let offset = file.len() as u64;
@@ -177,7 +197,7 @@ impl Rig {
         extent: &NewExtent,
         blocks: &[Vec<Memory>],
         compression: Compression,
-    ) -> (Vec<u32>, Option<crate::format::Units>, Vec<u8>) {
+    ) -> (Vec<u32>, Option<Units>, Vec<u8>) {
         let (stats, codecs) = (Arc::default(), Arc::default());
         let compressor = Compressor::new(Arc::clone(&self.clock), stats, codecs, 8 << 20, true);
         let budget = compressor.own_budget();
@@ -196,7 +216,7 @@ impl Rig {
     }
 
     /// Reads records, and checks the bytes of every hit and that all memory comes back.
-    pub(super) fn read(&self, reads: Vec<RecordRead>) -> Vec<Vec<BlockRead>> {
+    pub(crate) fn read(&self, reads: Vec<RecordRead>) -> Vec<Vec<BlockRead>> {
         let call = Call::foreground();
         let read = self.reader.begin(reads.into_iter(), &call).finish();
         for block in read.iter().flatten() {
@@ -207,7 +227,7 @@ impl Rig {
 }
 
 /// Waits until something happens on another thread.
-pub(super) fn until(what: &str, happened: impl Fn() -> bool) {
+pub(crate) fn until(what: &str, happened: impl Fn() -> bool) {
     for _ in 0..20_000 {
         if happened() {
             return;
@@ -217,21 +237,28 @@ pub(super) fn until(what: &str, happened: impl Fn() -> bool) {
     panic!("{what}: not in 20 s");
 }
 
-pub(super) fn hash(block: u8) -> ChainHash {
+/// Bytes at the end of a compressed payload that no unit uses.
+pub(crate) fn padding(header: &RecordHeader) -> u64 {
+    let units = header.units().unwrap();
+    let used: u64 = units.table.iter().map(|unit| u64::from(unit.bytes)).sum();
+    header.payload_bytes() - used
+}
+
+pub(crate) fn hash(block: u8) -> ChainHash {
     ChainHash([block; 32])
 }
 
 /// The bytes of a block; they shrink.
-pub(super) fn block_bytes(block: u8) -> Vec<u8> {
+pub(crate) fn block_bytes(block: u8) -> Vec<u8> {
     let byte = |at: usize| u8::try_from((at / 64 + usize::from(block) * 31) % 253).unwrap();
     (0..LAYERS as usize * SLICE).map(byte).collect()
 }
 
-pub(super) fn bytes_of(read: &BlockRead) -> Vec<u8> {
+pub(crate) fn bytes_of(read: &BlockRead) -> Vec<u8> {
     read.memory.iter().flat_map(|memory| memory.as_slice().to_vec()).collect()
 }
 
-pub(super) fn target(block: u32) -> BlockTarget {
+pub(crate) fn target(block: u32) -> BlockTarget {
     let memory = vec![Memory::zeroed(LAYERS as usize * SLICE)];
     BlockTarget { block, memory, outlives_call: true, copy: Vec::new() }
 }
@@ -241,14 +268,14 @@ fn pinned() -> PinnedFile {
 }
 
 /// The read of some blocks of an extent that is known.
-pub(super) fn known(header: &RecordHeader, blocks: &[u32]) -> RecordRead {
+pub(crate) fn known(header: &RecordHeader, blocks: &[u32]) -> RecordRead {
     let extent = Arc::new(header.extent().unwrap());
     let targets = blocks.iter().copied().map(target).collect();
     ExtentRead { extent, layers: 0..LAYERS, targets }.in_file(STORE, Some(pinned()))
 }
 
 /// The read of some blocks of a record of which the place is known, with their names.
-pub(super) fn placed(header: &RecordHeader, blocks: &[(u32, u8)]) -> RecordRead {
+pub(crate) fn placed(header: &RecordHeader, blocks: &[(u32, u8)]) -> RecordRead {
     let extent = header.extent().unwrap();
     let placed = PlacedRecord {
         place: RecordPlace { segment: header.segment, epoch: header.epoch, offset: header.offset },
