@@ -27,7 +27,7 @@ pub use log::{Log, LogOptions};
 pub use offline::{Finding, VerifyReport, inspect, verify};
 pub use recovery::{Recovered, Removal, SegmentFault, StoreFiles, store_header};
 pub use segment::{
-    OtherFiles, Pin, Recycler, Removals, Reservation, SegmentListFile, SegmentState, SegmentView,
+    OtherFiles, Recycler, Removals, Reservation, SegmentListFile, SegmentState, SegmentView,
     Segments, SpaceUse, removals_of,
 };
 pub use stats::{LogStats, LogStatsView};

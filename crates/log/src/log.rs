@@ -12,9 +12,7 @@ use dalsegno_io::{BufferPool, Call, Device};
 
 use crate::error::LogError;
 use crate::recovery::{Recovered, SegmentOpener, StoreFiles, open_store, recover};
-use crate::segment::{
-    Checkpoint, Pin, Recycler, Removals, SegmentListFile, Segments, make_checkpoint,
-};
+use crate::segment::{Checkpoint, Recycler, Removals, SegmentListFile, Segments, make_checkpoint};
 use crate::stats::LogStats;
 use crate::sync::Syncer;
 use crate::writer::Writer;
@@ -189,21 +187,25 @@ impl Log {
     }
 
     /// Reads blocks of several extents, and returns one outcome for each target, in the given order: see
-    /// [`Self::begin_read`].
+    /// [`Reader::begin`]. The blocks of an extent whose segment was recycled are lost.
     #[must_use]
     pub fn read(&self, reads: Vec<ExtentRead>, call: &Call) -> Vec<Vec<BlockRead>> {
-        self.begin_read(reads, call).finish()
-    }
-
-    /// Plans to read blocks of several extents: see [`Reader::begin`].
-    #[must_use]
-    pub fn begin_read<'a>(&'a self, reads: Vec<ExtentRead>, call: &'a Call) -> BlocksRead<'a> {
-        let store = self.store();
         let pinned = |read: ExtentRead| {
             let pinned = self.pinned_file(read.extent.location);
-            read.in_file(store, pinned)
+            read.in_file(self.store(), pinned)
         };
-        self.owners.reader.begin(reads.into_iter().map(pinned), call)
+        self.owners.reader.begin(reads.into_iter().map(pinned), call).finish()
+    }
+
+    /// Plans to read blocks of extents whose files the caller has pinned: see [`Reader::begin`].
+    #[must_use]
+    pub fn begin_read<'a>(
+        &'a self,
+        reads: impl ExactSizeIterator<Item = (ExtentRead, PinnedFile)>,
+        call: &'a Call,
+    ) -> BlocksRead<'a> {
+        let reads = reads.map(|(read, pinned)| read.in_file(self.store(), Some(pinned)));
+        self.owners.reader.begin(reads, call)
     }
 
     /// Reads a compressed extent in its stored form; `None` if the extent is plain, gone, or not fully intact: then
@@ -219,19 +221,13 @@ impl Log {
     /// The file of an extent, which stays in its place as long as this lives; `None` if it was recycled already.
     #[must_use]
     pub fn pinned_file(&self, location: Location) -> Option<PinnedFile> {
-        self.pin(location).map(|pin| Arc::new(pin).pinned_file())
+        self.owners.segments.pin(location).map(|pin| Arc::new(pin).pinned_file())
     }
 
     /// What reads the files of [`Self::pinned_file`].
     #[must_use]
     pub fn source(&self) -> &SourceIo {
         &self.owners.io
-    }
-
-    /// Keeps the segment of `location` from being recycled; `None` if it was recycled already.
-    #[must_use]
-    pub fn pin(&self, location: Location) -> Option<Pin> {
-        self.owners.segments.pin(location)
     }
 
     /// Drops the cached header of an extent that is gone.

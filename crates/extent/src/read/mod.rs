@@ -19,4 +19,3 @@ pub use wanted::{
     BlockOutcome, BlockRead, BlockTarget, ExtentRead, PlacedRecord, RecordRead, TrialFiles,
     WantedRecord,
 };
-

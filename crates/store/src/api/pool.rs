@@ -182,7 +182,7 @@ impl Pool {
         most_bytes: u64,
         terms: &Terms,
     ) -> Result<Acquired> {
-        acquire(&self.store.door.enter()?.loader, namespace, (hashes, scope), most_bytes, terms)
+        acquire(&self.store.door.enter()?.loader, namespace, hashes, scope, most_bytes, terms)
     }
 
     /// Fills memory for a block of `bytes` that another process puts: in a place if one becomes free, otherwise

@@ -4,10 +4,10 @@ use dalsegno_core::{ChainHash, NamespaceId, Result};
 use dalsegno_index::Scope;
 use dalsegno_io::Memory;
 
-use crate::read::get::Get;
+use crate::read::blocks::GetBlock;
+use crate::read::get::GetCall;
 use crate::read::loader::Loader;
 use crate::read::outcome::{GetReport, count};
-use crate::read::wanted::Wanted;
 use crate::sizes::check_get;
 use crate::terms::Terms;
 
@@ -34,9 +34,9 @@ pub(crate) fn get(
     let bytes = u64::from(layers.end - layers.start) * u64::from(layout.slice_bytes());
     let call = terms.call(loader.tiers.clock.as_ref());
     let _in_progress = loader.reads.begin();
-    let mut get = Get::new(&loader.tiers, &namespace, chain, layers, &call);
-    get.run(out.into_iter().map(Wanted::Copy), scope);
-    let report = GetReport { outcomes: get.outcomes };
+    let get = GetCall::new(&loader.tiers, &namespace, chain, layers, &call);
+    let blocks = get.run(out.into_iter().map(GetBlock::to_copy), scope);
+    let report = GetReport { outcomes: blocks.iter().map(GetBlock::outcome).collect() };
     count(&loader.counters, &report, bytes);
     Ok(report)
 }

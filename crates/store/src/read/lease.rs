@@ -12,10 +12,10 @@ use dalsegno_extent::Cause;
 use dalsegno_index::Scope;
 
 use crate::lookup::lookups::lookup_limit;
-use crate::read::get::Get;
+use crate::read::blocks::GetBlock;
+use crate::read::get::GetCall;
 use crate::read::loader::Loader;
 use crate::read::outcome::{GetReport, Outcome, count};
-use crate::read::wanted::Wanted;
 use crate::state::arena::{Arena, PlacedBlock};
 use crate::state::byte_share::ByteShare;
 use crate::terms::Terms;
@@ -121,25 +121,26 @@ pub struct Acquired {
 fn find(
     loader: &Loader,
     namespace: &Namespace,
-    (hashes, scope): (&[ChainHash], Scope),
+    hashes: &[ChainHash],
+    scope: Scope,
     terms: &Terms,
 ) -> (GetReport, Vec<Option<Arc<PlacedBlock>>>) {
     let layout = namespace.layout();
     let call = terms.call(loader.tiers.clock.as_ref());
     let _in_progress = loader.reads.begin();
-    let mut get = Get::new(&loader.tiers, namespace, hashes, 0..layout.layers(), &call);
-    get.run(hashes.iter().map(|_| Wanted::Lease), scope);
-    let Get { outcomes, leased, .. } = get;
-    let report = GetReport { outcomes };
+    let get = GetCall::new(&loader.tiers, namespace, hashes, 0..layout.layers(), &call);
+    let blocks = get.run(hashes.iter().map(|_| GetBlock::to_lease()), scope);
+    let report = GetReport { outcomes: blocks.iter().map(GetBlock::outcome).collect() };
     count(&loader.counters, &report, layout.block_bytes());
-    (report, leased)
+    (report, blocks.into_iter().map(GetBlock::into_leased).collect())
 }
 
 /// See [`Pool::acquire`](crate::Pool::acquire).
 pub(crate) fn acquire(
     loader: &Loader,
     namespace: NamespaceId,
-    (hashes, scope): (&[ChainHash], Scope),
+    hashes: &[ChainHash],
+    scope: Scope,
     most_bytes: u64,
     terms: &Terms,
 ) -> Result<Acquired> {
@@ -148,7 +149,7 @@ pub(crate) fn acquire(
     let place_bytes = usize::try_from(block_bytes).map_or(u64::MAX, Arena::place_bytes);
     let most = usize::try_from(most_bytes / place_bytes).unwrap_or(usize::MAX).max(1);
     let hashes = &hashes[..hashes.len().min(most)];
-    let (report, leased) = find(loader, &namespace, (hashes, scope), terms);
+    let (report, leased) = find(loader, &namespace, hashes, scope, terms);
     let blocks = leased.into_iter().flatten().map(LeasedBlock).collect();
     Ok(Acquired { blocks, outcomes: report.outcomes })
 }
@@ -164,7 +165,7 @@ pub(crate) fn lease(
     let bytes = usize::try_from(namespace.layout().block_bytes()).expect("64-bit addresses");
     let mut share = loader.tiers.recent.dram.lease_share(bytes, chain.len());
     let (asked, further) = chain.split_at(share.count());
-    let (report, leased) = find(loader, &namespace, (asked, Scope::Prefix), terms);
+    let (report, leased) = find(loader, &namespace, asked, Scope::Prefix, terms);
     let hits = report.leading_blocks();
     let blocks: Vec<_> = leased.into_iter().take(hits).map(|one| one.expect("a hit")).collect();
     share.shrink(hits);
