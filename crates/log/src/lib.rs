@@ -10,6 +10,7 @@
 
 #![forbid(unsafe_code)]
 
+mod device;
 mod error;
 #[doc(hidden)]
 pub mod fuzzing;

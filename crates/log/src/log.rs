@@ -10,11 +10,11 @@ use dalsegno_extent::{
 };
 use dalsegno_io::{BufferPool, Call, Device};
 
+use crate::device::LogDevice;
 use crate::error::LogError;
 use crate::recovery::{Recovered, SegmentOpener, StoreFiles, open_store, recover};
 use crate::segment::{Checkpoint, Recycler, Removals, SegmentListFile, Segments, make_checkpoint};
 use crate::stats::LogStats;
-use crate::sync::Syncer;
 use crate::writer::Writer;
 
 /// Threads that read headers at open by default.
@@ -49,10 +49,7 @@ pub struct Log {
 #[derive(Debug)]
 struct Owners {
     options: LogOptions,
-    io: Arc<DeviceIo>,
-    syncer: Arc<Syncer>,
-    stats: Arc<LogStats>,
-    headers: Arc<HeaderCache>,
+    device: LogDevice,
     reader: Reader,
     segments: Arc<Segments>,
     writer: Arc<Writer>,
@@ -100,23 +97,21 @@ impl Log {
     ) -> Result<(Self, Recovered), LogError> {
         let limits = &options.limits;
         let bounds = IoBounds::local(limits.io_depth, limits.io_request_bytes);
-        let io = Arc::new(DeviceIo::new(device, clock, pool, bounds));
-        let stats = Arc::new(LogStats::of(Arc::clone(&io.stats)));
-        let syncer = Arc::new(Syncer::new(Arc::clone(&io), Arc::clone(&stats), options.read_only));
+        let device = LogDevice::new(DeviceIo::new(device, clock, pool, bounds), options.read_only);
         let segment_bytes = limits.segment_bytes;
         let new = StoreHeader { store: new_store, segment_bytes, is_compressed: false };
-        let header = open_store(&io, &syncer, new)?;
+        let header = open_store(&device.io, &device.syncer, new)?;
         if !options.read_only {
             // A killed process may have created a segment without making its name durable.
-            syncer.sync_names()?;
+            device.syncer.sync_names()?;
         }
         let checkpoint = checkpoint(header.store).and_then(|bytes| Checkpoint::decode(&bytes));
         let mut checkpoint = checkpoint.unwrap_or_default();
         checkpoint.forget_impossible(segment_bytes);
-        let owners = Owners::new(io, syncer, stats, options, header);
+        let owners = Owners::new(device, options, header);
         let opener = SegmentOpener {
-            io: &owners.io,
-            syncer: &owners.syncer,
+            io: &owners.device.io,
+            syncer: &owners.device.syncer,
             store: header.store,
             segment_bytes,
             durability: owners.options.limits.durability,
@@ -141,7 +136,7 @@ impl Log {
     /// The counters.
     #[must_use]
     pub fn stats(&self) -> &LogStats {
-        &self.owners.stats
+        &self.owners.device.stats
     }
 
     /// The segments: their states and their space.
@@ -213,9 +208,9 @@ impl Log {
     /// this.
     #[must_use]
     pub fn read_compressed(&self, extent: &dalsegno_core::Extent) -> Option<CompressedExtent> {
-        let Owners { segments, io, .. } = &*self.owners;
+        let Owners { segments, device, .. } = &*self.owners;
         let pinned = self.pinned_file(extent.location).filter(|_| extent.is_compressed())?;
-        read_stored(io, &pinned, segments.store(), extent)
+        read_stored(&device.io, &pinned, segments.store(), extent)
     }
 
     /// The file of an extent, which stays in its place as long as this lives; `None` if it was recycled already.
@@ -227,12 +222,12 @@ impl Log {
     /// What reads the files of [`Self::pinned_file`].
     #[must_use]
     pub fn source(&self) -> &SourceIo {
-        &self.owners.io
+        &self.owners.device.io
     }
 
     /// Drops the cached header of an extent that is gone.
     pub fn forget(&self, id: ExtentId) {
-        self.owners.headers.remove(HeaderName::Extent(id));
+        self.owners.reader.forget(HeaderName::Extent(id));
     }
 
     /// Makes a checkpoint for an index that knows all records without pins, and makes these records durable. So the
@@ -244,18 +239,18 @@ impl Log {
     ///
     /// As [`Writer::append`] if a sync fails.
     pub fn checkpoint(&self) -> Result<Vec<u8>, LogError> {
-        make_checkpoint(&self.owners.segments, &self.owners.syncer)
+        make_checkpoint(&self.owners.segments, &self.owners.device.syncer)
     }
 
     /// Stops all writing, as a failed sync does.
     pub fn poison(&self, why: &str) {
-        self.owners.syncer.poison(&why);
+        self.owners.device.syncer.poison(&why);
     }
 
     /// Whether writing has stopped because a sync failed.
     #[must_use]
     pub fn is_poisoned(&self) -> bool {
-        self.owners.syncer.is_poisoned()
+        self.owners.device.syncer.is_poisoned()
     }
 
     /// Fails if writing has stopped.
@@ -264,67 +259,52 @@ impl Log {
     ///
     /// [`LogError::Poisoned`], or [`IoError::Closed`](dalsegno_io::IoError::Closed) after [`Self::close`].
     pub fn check_writable(&self) -> Result<(), LogError> {
-        self.owners.syncer.check_writable()
+        self.owners.device.syncer.check_writable()
     }
 
     /// Stops all writing, including that of a layer-wise put that a caller still holds.
     pub fn close(&self) {
-        self.owners.syncer.close();
+        self.owners.device.syncer.close();
     }
 
     /// Closes the log and all its files, so that it can be opened again.
     pub fn release(self) {
         self.close();
         for slot in self.owners.segments.table().slots.values() {
-            self.owners.io.device.close(slot.segment.file);
+            self.owners.device.io.device.close(slot.segment.file);
         }
     }
 }
 
 impl Owners {
-    fn new(
-        io: Arc<DeviceIo>,
-        syncer: Arc<Syncer>,
-        stats: Arc<LogStats>,
-        options: LogOptions,
-        header: StoreHeader,
-    ) -> Self {
+    fn new(device: LogDevice, options: LogOptions, header: StoreHeader) -> Self {
         let (limits, store) = (&options.limits, header.store);
-        let segment_bytes = limits.segment_bytes;
-        let (io_of, syncer_of) = (|| Arc::clone(&io), || Arc::clone(&syncer));
-        let (stats_of, most) = (|| Arc::clone(&stats), limits.segment_count);
-        let segments = Segments::new(io_of(), syncer_of(), stats_of(), store, segment_bytes, most);
-        let segments = Arc::new(segments);
-        let segments_of = || Arc::clone(&segments);
+        let (segment_bytes, most) = (limits.segment_bytes, limits.segment_count);
+        let segments = Arc::new(Segments::new(device.clone(), store, segment_bytes, most));
         let headers = Arc::new(HeaderCache::new(limits.header_cache_bytes));
         let codecs = Arc::new(CodecPool::default());
         let reader = Reader::new(
-            Arc::clone(&io.transfers),
+            Arc::clone(&device.io.transfers),
             Arc::clone(&headers),
             Arc::clone(&codecs),
             Some(Arc::<Segments>::clone(&segments)),
         );
-        let (clock, transfers) = (Arc::clone(&io.clock), Arc::clone(&io.stats));
+        let (clock, transfers) = (Arc::clone(&device.io.clock), Arc::clone(&device.io.stats));
         let bytes = limits.compression_bytes;
         let compressor =
             Arc::new(Compressor::new(clock, transfers, codecs, bytes, header.is_compressed));
         let compressor_of = Arc::clone(&compressor);
-        let store_files =
-            StoreFiles::new(io_of(), syncer_of(), compressor_of, store, segment_bytes);
-        let removals = Arc::new(Removals::new(io_of(), syncer_of(), segments_of()));
-        let list = Arc::new(SegmentListFile::new(io_of(), syncer_of(), segments_of()));
+        let store_files = StoreFiles::new(device.clone(), compressor_of, store, segment_bytes);
+        let removals = Arc::new(Removals::new(device.clone(), Arc::clone(&segments)));
+        let list = Arc::new(SegmentListFile::new(device.clone(), Arc::clone(&segments)));
         let (removals_of, list_of) = (Arc::clone(&removals), Arc::clone(&list));
-        let recycler =
-            Recycler::new(io_of(), syncer_of(), segments_of(), removals_of, list_of, stats_of());
-        let (headers_of, durability) = (Arc::clone(&headers), limits.durability);
-        let writer = Writer::new(io_of(), syncer_of(), segments_of(), headers_of, durability);
-        let writer = Arc::new(writer);
+        let recycler = Recycler::new(device.clone(), Arc::clone(&segments), removals_of, list_of);
+        let durability = limits.durability;
+        let writer =
+            Arc::new(Writer::new(device.clone(), Arc::clone(&segments), headers, durability));
         Self {
             options,
-            io,
-            syncer,
-            stats,
-            headers,
+            device,
             reader,
             segments,
             writer,

@@ -15,14 +15,15 @@ use std::sync::Arc;
 use dalsegno_core::{Durability, Extent, StoreId};
 use dalsegno_extent::format::{NewExtent, RecordHeader};
 use dalsegno_extent::{
-    CompressedExtent, DeviceIo, HeaderCache, HeaderName, RecordWrite, VerifiedHeader, into_slices,
+    CompressedExtent, HeaderCache, HeaderName, RecordWrite, VerifiedHeader, into_slices,
     payload_pieces, write_all,
 };
 use dalsegno_io::{Call, Memory};
 
+use crate::device::LogDevice;
 use crate::error::LogError;
 use crate::segment::{Pin, Reservation, Segments, SpaceUse};
-use crate::sync::{Syncer, Unsynced};
+use crate::sync::Unsynced;
 
 /// An extent that is in the log.
 #[derive(Debug)]
@@ -80,8 +81,7 @@ impl Append {
 /// Appends extents to one log.
 #[derive(Debug)]
 pub struct Writer {
-    io: Arc<DeviceIo>,
-    syncer: Arc<Syncer>,
+    device: LogDevice,
     segments: Arc<Segments>,
     store: StoreId,
     durability: Durability,
@@ -90,14 +90,13 @@ pub struct Writer {
 
 impl Writer {
     pub(crate) fn new(
-        io: Arc<DeviceIo>,
-        syncer: Arc<Syncer>,
+        device: LogDevice,
         segments: Arc<Segments>,
         headers: Arc<HeaderCache>,
         durability: Durability,
     ) -> Self {
         let store = segments.store();
-        Self { io, syncer, segments, store, durability, headers }
+        Self { device, segments, store, durability, headers }
     }
 
     /// Reserves space. Nothing is written before [`Writer::append`].
@@ -130,7 +129,7 @@ impl Writer {
     /// If a block's pieces do not sum to the layout's block size.
     #[must_use]
     pub fn append(&self, appends: Vec<Append>, call: &Call) -> Vec<Result<Appended, LogError>> {
-        let rules = self.io.rules(!call.must_stage());
+        let rules = self.device.io.rules(!call.must_stage());
         let mut headers = Vec::with_capacity(appends.len());
         let mut records = Vec::with_capacity(appends.len());
         for Append { extent, payload, place } in appends {
@@ -149,14 +148,14 @@ impl Writer {
                 Payload::Compressed(CompressedExtent { slice_crcs, units, payload }) => {
                     let header = at(slice_crcs, Some(units));
                     // The log owns the payload's memory, so the device may read it after the call ended.
-                    let rules = self.io.rules(true);
+                    let rules = self.device.io.rules(true);
                     records.push(RecordWrite::compressed(pinned, &header, payload, rules));
                     header
                 }
             };
             headers.push((header, place));
         }
-        write_all(&self.io, &mut records, call);
+        write_all(&self.device.io, &mut records, call);
         let written = records
             .into_iter()
             .map(|record| record.result.map(|()| record.crcs).map_err(LogError::from));
@@ -175,7 +174,7 @@ impl Writer {
         match self.durability {
             Durability::Batch => Ok(()),
             Durability::None => {
-                appended.pin.sync(&self.syncer, &Call::background()).map_err(|why| {
+                appended.pin.sync(&self.device.syncer, &Call::background()).map_err(|why| {
                     self.segments.doubt(&appended.extent);
                     why.into()
                 })
@@ -198,7 +197,7 @@ impl Writer {
             }
             let durable = *synced
                 .entry(header.segment)
-                .or_insert_with(|| place.pin().sync(&self.syncer, call));
+                .or_insert_with(|| place.pin().sync(&self.device.syncer, call));
             if let Err(why) = durable {
                 *written = Err(why.into());
             }

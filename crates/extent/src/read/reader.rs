@@ -12,7 +12,7 @@ use std::time::Duration;
 use dalsegno_core::{Deadline, Nanos, Stopped};
 use dalsegno_io::{CANCEL_POLL, Call};
 
-use super::header_cache::HeaderCache;
+use super::header_cache::{HeaderCache, HeaderName};
 use super::layer_progress::LayerProgress;
 use super::read_pump::{ReadParts, ReadPump};
 use super::salvage::salvage;
@@ -36,6 +36,11 @@ impl Reader {
         trials: Option<Arc<dyn TrialFiles>>,
     ) -> Self {
         Self { parts: ReadParts { io, headers, codecs, trials } }
+    }
+
+    /// Drops the cached header of a record that is gone.
+    pub fn forget(&self, name: HeaderName) {
+        self.parts.headers.remove(name);
     }
 
     /// Plans to read blocks of several records. Nothing is sent yet.

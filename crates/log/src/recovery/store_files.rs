@@ -6,13 +6,13 @@ use dalsegno_core::{Compression, Namespace, StoreId};
 use dalsegno_extent::format::{
     NamespaceSector, SECTOR, STORE_FILE, StoreHeader, namespace_file, namespace_of_file,
 };
-use dalsegno_extent::{Compressor, DeviceIo, read_first_sector, write_at};
+use dalsegno_extent::{Compressor, read_first_sector, write_at};
 use dalsegno_io::OpenMode;
 
 use super::store_header::create_sector_file;
+use crate::device::LogDevice;
 use crate::error::LogError;
 use crate::segment::{read_file, replace_file};
-use crate::sync::Syncer;
 
 /// The files that say how far the store is with removals at a far location. They are written in turns, so that one is
 /// whole at every moment.
@@ -21,8 +21,7 @@ const REMOVAL_FILES: [&str; 2] = ["far-0.meta", "far-1.meta"];
 /// The files that describe a store.
 #[derive(Debug)]
 pub struct StoreFiles {
-    io: Arc<DeviceIo>,
-    syncer: Arc<Syncer>,
+    device: LogDevice,
     compressor: Arc<Compressor>,
     store: StoreId,
     segment_bytes: u64,
@@ -30,13 +29,12 @@ pub struct StoreFiles {
 
 impl StoreFiles {
     pub(crate) fn new(
-        io: Arc<DeviceIo>,
-        syncer: Arc<Syncer>,
+        device: LogDevice,
         compressor: Arc<Compressor>,
         store: StoreId,
         segment_bytes: u64,
     ) -> Self {
-        Self { io, syncer, compressor, store, segment_bytes }
+        Self { device, compressor, store, segment_bytes }
     }
 
     /// Lets the store hold compressed extents. From then on, a Dalsegno that cannot read them refuses to open it. One
@@ -49,14 +47,15 @@ impl StoreFiles {
         if self.compressor.is_allowed() {
             return Ok(());
         }
-        self.syncer.check_writable()?;
+        self.device.syncer.check_writable()?;
         let (store, segment_bytes) = (self.store, self.segment_bytes);
         let mut sector = [0; SECTOR];
         StoreHeader { store, segment_bytes, is_compressed: true }.encode(&mut sector);
-        let opened = self.io.device.open(STORE_FILE, OpenMode::ReadWrite)?;
-        let written = write_at(&self.io, opened.file, 0, &sector, &self.io.own_call())
-            .and_then(|()| self.syncer.sync_file(opened.file));
-        self.io.device.close(opened.file);
+        let opened = self.device.io.device.open(STORE_FILE, OpenMode::ReadWrite)?;
+        let written =
+            write_at(&self.device.io, opened.file, 0, &sector, &self.device.io.own_call())
+                .and_then(|()| self.device.syncer.sync_file(opened.file));
+        self.device.io.device.close(opened.file);
         written?;
         self.compressor.allow();
         Ok(())
@@ -73,20 +72,22 @@ impl StoreFiles {
         namespace: &Namespace,
         compression: Compression,
     ) -> Result<bool, LogError> {
-        self.syncer.check_writable()?;
+        self.device.syncer.check_writable()?;
         let name = namespace_file(namespace.id());
         let wanted = NamespaceSector(namespace.clone(), compression);
         // The directory is not listed: with thousands of files that costs more than the file itself.
-        match read_first_sector(&self.io, &name).map(|sector| NamespaceSector::decode(&sector)) {
+        match read_first_sector(&self.device.io, &name)
+            .map(|sector| NamespaceSector::decode(&sector))
+        {
             Ok(Ok(found)) if found == wanted => return Ok(true),
             Err(error) if error.is_not_found() => {}
-            _ => self.io.device.remove(&name)?,
+            _ => self.device.io.device.remove(&name)?,
         }
         let mut sector = [0; SECTOR];
         if !wanted.encode(&mut sector) {
             return Ok(false);
         }
-        create_sector_file(&self.io, &self.syncer, &name, &sector)?;
+        create_sector_file(&self.device.io, &self.device.syncer, &name, &sector)?;
         Ok(true)
     }
 
@@ -98,15 +99,15 @@ impl StoreFiles {
     ///
     /// The device's error.
     pub fn write_removals(&self, generation: u64, record: &[u8]) -> Result<(), LogError> {
-        self.syncer.check_writable()?;
+        self.device.syncer.check_writable()?;
         let file = REMOVAL_FILES[usize::from(!generation.is_multiple_of(2))];
-        replace_file(&self.io, &self.syncer, file, record)
+        replace_file(&self.device.io, &self.device.syncer, file, record)
     }
 
     /// Reads both files, at most `limit` bytes of each; `None` for one that does not exist.
     pub fn read_removals(&self, limit: u64) -> [Option<Result<Vec<u8>, LogError>>; 2] {
         REMOVAL_FILES.map(|file| {
-            let bytes = read_file(&self.io, file, limit).transpose()?;
+            let bytes = read_file(&self.device.io, file, limit).transpose()?;
             let named = |source| LogError::Format { file: file.to_owned(), source };
             Some(bytes.and_then(|bytes| bytes.map_err(named)))
         })
@@ -119,9 +120,9 @@ impl StoreFiles {
     /// If the directory cannot be listed.
     pub fn read_namespaces(&self) -> Result<Vec<(Namespace, Compression)>, LogError> {
         let mut namespaces = Vec::new();
-        for entry in self.io.device.list()? {
+        for entry in self.device.io.device.list()? {
             let Some(id) = namespace_of_file(&entry.name) else { continue };
-            let sector = read_first_sector(&self.io, &entry.name);
+            let sector = read_first_sector(&self.device.io, &entry.name);
             match sector.map(|sector| NamespaceSector::decode(&sector)) {
                 Ok(Ok(NamespaceSector(namespace, compression))) if namespace.id() == id => {
                     namespaces.push((namespace, compression));

@@ -18,6 +18,7 @@ use dalsegno_extent::{DeviceIo, read_at, write_at};
 use dalsegno_io::{IoError, OpenMode};
 
 use super::segments::Segments;
+use crate::device::LogDevice;
 use crate::error::LogError;
 use crate::sync::Syncer;
 
@@ -27,8 +28,7 @@ const MAX_LIST_BYTES: u64 = 4 << 20;
 /// The segment list of one store.
 #[derive(Debug)]
 pub struct SegmentListFile {
-    io: Arc<DeviceIo>,
-    syncer: Arc<Syncer>,
+    device: LogDevice,
     segments: Arc<Segments>,
 }
 
@@ -42,8 +42,8 @@ enum ListedRecords {
 }
 
 impl SegmentListFile {
-    pub(crate) fn new(io: Arc<DeviceIo>, syncer: Arc<Syncer>, segments: Arc<Segments>) -> Self {
-        Self { io, syncer, segments }
+    pub(crate) fn new(device: LogDevice, segments: Arc<Segments>) -> Self {
+        Self { device, segments }
     }
 
     /// Lists all segments and what they hold, unless the list says so already. Syncs the segments with newly counted
@@ -74,7 +74,7 @@ impl SegmentListFile {
     /// `is_replaced`, other extents hold all its live blocks, and its record becomes a void. Call it before anything is
     /// written. Does nothing in a read-only log.
     pub fn doubt(&self, extent: &Extent, is_replaced: bool) {
-        if self.syncer.is_read_only() {
+        if self.device.syncer.is_read_only() {
             return;
         }
         if is_replaced {
@@ -88,9 +88,9 @@ impl SegmentListFile {
 
     /// Removes the list durably, before something goes that it names.
     pub(super) fn remove(&self) -> Result<(), LogError> {
-        match self.io.device.remove(LIST_FILE) {
+        match self.device.io.device.remove(LIST_FILE) {
             Err(error) if !error.is_not_found() => return Err(error.into()),
-            _ => self.syncer.sync_names()?,
+            _ => self.device.syncer.sync_names()?,
         }
         self.segments.table().list = None;
         Ok(())
@@ -108,7 +108,7 @@ impl SegmentListFile {
 
     /// Writes a void in the place of an extent, and makes it durable.
     fn make_void(&self, extent: &Extent) -> Result<(), LogError> {
-        self.syncer.check_writable()?;
+        self.device.syncer.check_writable()?;
         let Some(pin) = self.segments.pin(extent.location) else { return Ok(()) };
         self.remove_if_counted(&extent.location)?;
         let sequence = self.segments.table().take_sequence();
@@ -119,14 +119,14 @@ impl SegmentListFile {
         let header = place.bare_header(self.segments.store(), sequence, kind);
         let mut bytes = vec![0; header.header_bytes() as usize];
         header.encode(&mut bytes);
-        let call = self.io.own_call();
-        write_at(&self.io, pin.segment().file, offset, &bytes, &call)?;
+        let call = self.device.io.own_call();
+        write_at(&self.device.io, pin.segment().file, offset, &bytes, &call)?;
         self.segments.table().uncount_extent(segment, extent.block_count().into());
-        Ok(pin.sync(&self.syncer, &call)?)
+        Ok(pin.sync(&self.device.syncer, &call)?)
     }
 
     fn write_if_changed(&self, records: ListedRecords) -> Result<(), LogError> {
-        self.syncer.check_writable()?;
+        self.device.syncer.check_writable()?;
         // A segment stays until the list names it.
         let _files = self.segments.keep_files();
         let mut unsynced = Vec::new();
@@ -144,7 +144,7 @@ impl SegmentListFile {
         };
         for segment in unsynced {
             // Through the gate, which remembers a failed sync: no checkpoint may call lost bytes durable.
-            segment.sync(&self.syncer, &self.io.own_call())?;
+            segment.sync(&self.device.syncer, &self.device.io.own_call())?;
         }
         self.segments.table().list = None;
         self.write(&list)?;
@@ -153,7 +153,7 @@ impl SegmentListFile {
     }
 
     fn write(&self, list: &SegmentList) -> Result<(), LogError> {
-        replace_file(&self.io, &self.syncer, LIST_FILE, &list.encode())
+        replace_file(&self.device.io, &self.device.syncer, LIST_FILE, &list.encode())
     }
 }
 

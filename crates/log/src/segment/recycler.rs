@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use dalsegno_core::{Extent, SECTOR_BYTES};
 use dalsegno_extent::format::{RecordHeader, RecordKind, RecordPlace, SegmentHeader, segment_file};
-use dalsegno_extent::{DeviceIo, check_reads, write_at};
+use dalsegno_extent::{check_reads, write_at};
 use dalsegno_io::IoError;
 
 use super::carry::SegmentTombstones;
@@ -24,32 +24,28 @@ use super::segments::{FilesStay, Segments};
 use super::slot::SegmentState;
 use super::tally::Tally;
 use super::tombstones::Tombstone;
+use crate::device::LogDevice;
 use crate::error::LogError;
 use crate::scan::scan_records;
 use crate::stats::LogStats;
-use crate::sync::Syncer;
 
 /// Recycles the segments of one log.
 #[derive(Debug)]
 pub struct Recycler {
-    io: Arc<DeviceIo>,
-    syncer: Arc<Syncer>,
+    device: LogDevice,
     segments: Arc<Segments>,
     removals: Arc<Removals>,
     list: Arc<SegmentListFile>,
-    stats: Arc<LogStats>,
 }
 
 impl Recycler {
     pub(crate) fn new(
-        io: Arc<DeviceIo>,
-        syncer: Arc<Syncer>,
+        device: LogDevice,
         segments: Arc<Segments>,
         removals: Arc<Removals>,
         list: Arc<SegmentListFile>,
-        stats: Arc<LogStats>,
     ) -> Self {
-        Self { io, syncer, segments, removals, list, stats }
+        Self { device, segments, removals, list }
     }
 
     /// Recycles a segment: everything in it is gone afterwards, and it is free. The caller has moved the extents that
@@ -69,7 +65,7 @@ impl Recycler {
         timeout: Duration,
         before: impl FnOnce(),
     ) -> Result<bool, LogError> {
-        self.syncer.check_writable()?;
+        self.device.syncer.check_writable()?;
         let (segment, state) = {
             let table = self.segments.table();
             let Some(slot) = table.slots.get(&number) else { return Ok(false) };
@@ -84,7 +80,7 @@ impl Recycler {
             _ => self.renew(&segment, before),
         };
         match done {
-            Ok(true) => LogStats::count(&self.stats.segments_recycled),
+            Ok(true) => LogStats::count(&self.device.stats.segments_recycled),
             Ok(false) => segment.reopen(segment.epoch()),
             Err(_) => {
                 segment.reopen(segment.epoch());
@@ -102,7 +98,7 @@ impl Recycler {
     /// If the device fails. A segment whose file may be gone already then counts as damaged, and is the next to be
     /// reclaimed.
     pub fn give_back(&self, timeout: Duration) -> Result<bool, LogError> {
-        self.syncer.check_writable()?;
+        self.device.syncer.check_writable()?;
         // Taken before the segment leaves: no checkpoint may miss it as long as its file is there.
         let files = self.segments.keep_files();
         let Some(segment) = self.segments.table().take_leaving(self.segments.segment_bytes())
@@ -125,7 +121,7 @@ impl Recycler {
             set_state(SegmentState::Damaged);
             return Err(error);
         }
-        LogStats::count(&self.stats.segments_given_back);
+        LogStats::count(&self.device.stats.segments_given_back);
         Ok(true)
     }
 
@@ -143,7 +139,8 @@ impl Recycler {
             first_sequence: 0,
             carrying: false,
         };
-        let scan = scan_records(&self.io, segment.file, &header, SECTOR_BYTES..segment_bytes);
+        let scan =
+            scan_records(&self.device.io, segment.file, &header, SECTOR_BYTES..segment_bytes);
         (scan.records.iter().filter_map(RecordHeader::extent).collect(), scan.failure)
     }
 
@@ -154,7 +151,7 @@ impl Recycler {
     /// How reading fails.
     pub fn check_reads(&self, number: u64) -> Result<(), LogError> {
         let Some(segment) = self.find(number) else { return Ok(()) };
-        Ok(check_reads(&self.io, segment.file)?)
+        Ok(check_reads(&self.device.io, segment.file)?)
     }
 
     fn find(&self, number: u64) -> Option<Arc<Segment>> {
@@ -221,16 +218,16 @@ impl Recycler {
     /// Removes a segment and its file. Meanwhile no checkpoint is made, which would sync the file.
     fn remove_segment(&self, segment: &Segment, _files: &FilesStay<'_>) -> Result<(), LogError> {
         self.list.remove()?;
-        match self.io.device.remove(&segment_file(segment.number)) {
+        match self.device.io.device.remove(&segment_file(segment.number)) {
             // If the file is not found, an earlier attempt removed it.
             Err(error) if !error.is_not_found() => return Err(error.into()),
-            _ => self.syncer.sync_names()?,
+            _ => self.device.syncer.sync_names()?,
         }
         let mut table = self.segments.table();
         table.tombstones.drop_segment(segment.number);
         table.slots.remove(&segment.number);
         drop(table);
-        self.io.device.close(segment.file);
+        self.device.io.device.close(segment.file);
         Ok(())
     }
 
@@ -241,7 +238,7 @@ impl Recycler {
         epoch: u64,
         carried: &[Tombstone],
     ) -> Result<(), IoError> {
-        let call = self.io.own_call();
+        let call = self.device.io.own_call();
         for tombstone in carried {
             let mut offset = tombstone.offset;
             let kind = RecordKind::Tombstone { kills_before: tombstone.kills_before };
@@ -254,11 +251,11 @@ impl Recycler {
             };
             let mut bytes = vec![0; header.header_bytes() as usize];
             header.encode(&mut bytes);
-            for part in bytes.chunks(self.io.pool.largest()) {
-                write_at(&self.io, segment.file, offset, part, &call)?;
+            for part in bytes.chunks(self.device.io.pool.largest()) {
+                write_at(&self.device.io, segment.file, offset, part, &call)?;
                 offset += part.len() as u64;
             }
         }
-        self.syncer.sync_file(segment.file)
+        self.device.syncer.sync_file(segment.file)
     }
 }

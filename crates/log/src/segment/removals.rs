@@ -8,26 +8,25 @@ use std::sync::Arc;
 
 use dalsegno_core::{ChainHash, MAX_EXTENT_BLOCKS, NamespaceId};
 use dalsegno_extent::format::{RecordHeader, RecordKind};
-use dalsegno_extent::{DeviceIo, RecordWrite, write_one};
+use dalsegno_extent::{RecordWrite, write_one};
 use dalsegno_io::Call;
 
 use super::reservation::SpaceUse;
 use super::segments::Segments;
 use super::tombstones::{Tombstone, removal_bytes};
+use crate::device::LogDevice;
 use crate::error::LogError;
-use crate::sync::Syncer;
 
 /// The removals of one log.
 #[derive(Debug)]
 pub struct Removals {
-    io: Arc<DeviceIo>,
-    syncer: Arc<Syncer>,
+    device: LogDevice,
     segments: Arc<Segments>,
 }
 
 impl Removals {
-    pub(crate) fn new(io: Arc<DeviceIo>, syncer: Arc<Syncer>, segments: Arc<Segments>) -> Self {
-        Self { io, syncer, segments }
+    pub(crate) fn new(device: LogDevice, segments: Arc<Segments>) -> Self {
+        Self { device, segments }
     }
 
     /// Bytes that a removal of `blocks` blocks takes in the log.
@@ -94,10 +93,10 @@ impl Removals {
         let kind = RecordKind::Tombstone { kills_before };
         let bare = place.bare_header(self.segments.store(), reserved.sequence(), kind);
         let header = RecordHeader { namespace, hashes: hashes.clone(), ..bare };
-        let rules = self.io.rules(false);
+        let rules = self.device.io.rules(false);
         let record = RecordWrite::header(reserved.pinned_file(), &header, rules);
-        write_one(&self.io, record, &self.io.own_call())?;
-        reserved.pin().sync(&self.syncer, &Call::foreground())?;
+        write_one(&self.device.io, record, &self.device.io.own_call())?;
+        reserved.pin().sync(&self.device.syncer, &Call::foreground())?;
         let (segment, offset) = (place.segment, place.offset);
         let mut table = self.segments.table();
         table.count_record(segment, 0);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use dalsegno_core::{Extent, Location, MIN_SEGMENTS, SECTOR_BYTES, StoreId};
 use dalsegno_extent::format::{RecordHeader, RecordKind, RecordPlace, record_header_bytes};
-use dalsegno_extent::{DeviceIo, TrialFiles, write_unwatched};
+use dalsegno_extent::{TrialFiles, write_unwatched};
 use dalsegno_io::FileId;
 use parking_lot::{Mutex, MutexGuard};
 
@@ -17,9 +17,9 @@ use super::reservation::{Reservation, SpaceUse};
 use super::slot::{Doubt, SegmentState, SegmentView, Slot};
 use super::space::{OtherFiles, SpaceForOthers};
 use super::table::{OpenSpace, SealPlace, SegmentTable};
+use crate::device::LogDevice;
 use crate::error::LogError;
 use crate::stats::LogStats;
-use crate::sync::Syncer;
 
 /// The segments of one log.
 #[derive(Debug)]
@@ -46,14 +46,8 @@ impl TrialFiles for Segments {
 }
 
 impl Segments {
-    pub(crate) fn new(
-        io: Arc<DeviceIo>,
-        syncer: Arc<Syncer>,
-        stats: Arc<LogStats>,
-        store: StoreId,
-        segment_bytes: u64,
-        most: u32,
-    ) -> Self {
+    pub(crate) fn new(device: LogDevice, store: StoreId, segment_bytes: u64, most: u32) -> Self {
+        let LogDevice { io, syncer, stats } = device;
         Self {
             files: SegmentFiles { io, syncer, store, segment_bytes },
             stats,
