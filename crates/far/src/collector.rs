@@ -10,23 +10,19 @@
 //!    leaves the rest to any other collector. Several may work on one folder.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{Clock, NamespaceId, Nanos};
+use dalsegno_core::{NamespaceId, Nanos};
 use dalsegno_io::IoError;
 
 use crate::expired_lists::ExpiredLists;
-use crate::index::FarIndex;
+use crate::member::{FOLLOW_LIMIT, Member};
 use crate::names::{Object, WriterId};
-use crate::replies::wait_for;
 use crate::signs::{DEAD_AFTER, Signs, WATCHED};
 use crate::tier::{Ask, Listed, Tier};
 
 /// How often a writer should be checked, because that costs a listing.
 pub const CHECK_EVERY: Duration = Duration::from_secs(60);
-/// How long one call may take.
-const CALL_LIMIT: Duration = Duration::from_secs(30);
 /// Objects that a step removes.
 const REMOVALS: usize = 64;
 /// Folders of other writers of the store that a step lists.
@@ -72,9 +68,7 @@ enum Progress {
 
 /// Removes what dead writers left.
 pub struct Collector {
-    tier: Arc<dyn Tier>,
-    clock: Arc<dyn Clock>,
-    own: WriterId,
+    member: Member,
     lists: ExpiredLists,
     /// The writer that was checked last.
     last: WriterId,
@@ -98,15 +92,10 @@ impl Collector {
     /// Collects all writers but `own`, and the lists that have expired by what `index` knows. `clock` is that of this
     /// host: it only measures how long a writer is watched.
     #[must_use]
-    pub fn new(
-        tier: Arc<dyn Tier>,
-        index: Arc<FarIndex>,
-        clock: Arc<dyn Clock>,
-        own: WriterId,
-    ) -> Self {
+    pub fn new(member: Member) -> Self {
         let (suspects, stats) = (BTreeMap::new(), CollectorStats::default());
-        let lists = ExpiredLists::new(Arc::clone(&tier), index, Arc::clone(&clock));
-        Self { tier, clock, own, lists, last: own, suspects, work: None, stats }
+        let lists = ExpiredLists::new(member.clone());
+        Self { last: member.writer, member, lists, suspects, work: None, stats }
     }
 
     /// What it removed so far.
@@ -154,19 +143,19 @@ impl Collector {
 
     /// Checks the writer that comes after the last one. Returns its folder if it is dead.
     fn check_next(&mut self) -> Result<Option<DeadFolder>, IoError> {
-        let mut writers = self.ask(|tier, ask| tier.writers(ask))?;
-        writers.retain(|writer| *writer != self.own);
+        let mut writers = self.member.ask(FOLLOW_LIMIT, |tier, ask| tier.writers(ask))?;
+        writers.retain(|writer| *writer != self.member.writer);
         self.suspects.retain(|writer, _| writers.binary_search(writer).is_ok());
         let next = writers.partition_point(|writer| *writer <= self.last);
         let Some(writer) = writers.get(next).or(writers.first()).copied() else { return Ok(None) };
         self.last = writer;
-        let listed = self.ask(|tier, ask| tier.list(writer, None, ask))?;
+        let listed = self.member.ask(FOLLOW_LIMIT, |tier, ask| tier.list(writer, None, ask))?;
         let signs = Signs::of(&listed);
         if !self.is_old(writer, &listed, signs)? {
             self.suspects.remove(&writer);
             return Ok(None);
         }
-        let now = self.clock.now();
+        let now = self.member.clock.now();
         match self.suspects.get(&writer) {
             Some(suspect) if !signs.are_newer_than(suspect.signs) => {
                 if suspect.due > now {
@@ -192,9 +181,9 @@ impl Collector {
 
     /// Whether all other writers of a store were silent for a day when they were checked. The own store lives.
     fn is_store_silent(&self, writer: WriterId, writers: &[WriterId]) -> bool {
-        let now = self.clock.now();
+        let now = self.member.clock.now();
         let is_silent = |other| self.suspects.get(&other).is_some_and(|one| one.due <= now);
-        writer.store != self.own.store && others_of_store(writer, writers).all(is_silent)
+        writer.store != self.member.writer.store && others_of_store(writer, writers).all(is_silent)
     }
 
     /// Whether the store of a folder that has packs is still dead: it was not opened again, and none of its writers
@@ -203,7 +192,7 @@ impl Collector {
         if folder.packs.is_empty() {
             return Ok(true);
         }
-        let writers = self.ask(|tier, ask| tier.writers(ask))?;
+        let writers = self.member.ask(FOLLOW_LIMIT, |tier, ask| tier.writers(ask))?;
         if !self.is_store_silent(folder.writer, &writers) {
             return Ok(false);
         }
@@ -233,7 +222,7 @@ impl Collector {
 
     /// Whether an age is that of a dead writer. What is gone meanwhile was removed by somebody who is at work there.
     fn is_age_of_dead(&self, age: impl FnOnce(&dyn Tier, Ask<Duration>)) -> Result<bool, IoError> {
-        match self.ask(age) {
+        match self.member.ask(FOLLOW_LIMIT, age) {
             Ok(age) => Ok(age >= DEAD_AFTER),
             Err(error) if error.is_not_found() => Ok(false),
             Err(error) => Err(error),
@@ -243,7 +232,8 @@ impl Collector {
     fn newest_beat(&self, writer: WriterId) -> Result<Option<u64>, IoError> {
         // Beats come behind all other objects.
         let after = Object::Namespace(NamespaceId([0xff; NamespaceId::BYTES]));
-        let listed = self.ask(|tier, ask| tier.list(writer, Some(after), ask))?;
+        let listed =
+            self.member.ask(FOLLOW_LIMIT, |tier, ask| tier.list(writer, Some(after), ask))?;
         Ok(Signs::of(&listed).beat)
     }
 
@@ -270,8 +260,8 @@ impl Collector {
         if !folder.others.is_empty() {
             return Ok(Progress::More);
         }
-        self.ask(|tier, ask| tier.remove_writer(writer, ask))?;
-        let left = self.ask(|tier, ask| tier.writers(ask))?;
+        self.member.ask(FOLLOW_LIMIT, |tier, ask| tier.remove_writer(writer, ask))?;
+        let left = self.member.ask(FOLLOW_LIMIT, |tier, ask| tier.writers(ask))?;
         if left.binary_search(&writer).is_err() {
             self.stats.writers += 1;
             tracing::info!(%writer, "removed what a store left that gave no sign of life for a day");
@@ -280,11 +270,7 @@ impl Collector {
     }
 
     fn remove(&self, writer: WriterId, object: Object) -> Result<(), IoError> {
-        self.ask(|tier, ask| tier.remove(writer.object(object), ask))
-    }
-
-    fn ask<T>(&self, call: impl FnOnce(&dyn Tier, Ask<T>)) -> Result<T, IoError> {
-        wait_for(&self.clock, CALL_LIMIT, |ask| call(&*self.tier, ask))
+        self.member.ask(FOLLOW_LIMIT, |tier, ask| tier.remove(writer.object(object), ask))
     }
 }
 

@@ -10,18 +10,15 @@
 
 use std::cmp::Reverse;
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{Clock, Nanos};
+use dalsegno_core::Nanos;
 use dalsegno_io::IoError;
 
-use crate::index::FarIndex;
+use crate::member::{Member, PUBLISH_LIMIT};
 use crate::names::{Object, WriterId};
-use crate::own_folder::CALL_LIMIT;
-use crate::replies::wait_for;
 use crate::signs::{SILENT_AFTER, Signs, is_gone};
-use crate::tier::{Ask, Listed, Tier};
+use crate::tier::Listed;
 
 /// From the end of a search to the next one.
 const SEARCH_EVERY: Duration = Duration::from_secs(3600);
@@ -73,9 +70,7 @@ enum SearchState {
 
 /// Looks for the folders that earlier opens of a store left.
 pub struct EarlierSearch {
-    tier: Arc<dyn Tier>,
-    clock: Arc<dyn Clock>,
-    own: WriterId,
+    member: Member,
     state: SearchState,
 }
 
@@ -86,11 +81,11 @@ impl std::fmt::Debug for EarlierSearch {
 }
 
 impl EarlierSearch {
-    /// A search for folders of `own`'s store, which begins with the first step.
+    /// A search for folders that earlier opens of the store left, which begins with the first step.
     #[must_use]
-    pub fn new(tier: Arc<dyn Tier>, clock: Arc<dyn Clock>, own: WriterId) -> Self {
-        let state = SearchState::Waiting { until: clock.now() };
-        Self { tier, clock, own, state }
+    pub fn new(member: Member) -> Self {
+        let state = SearchState::Waiting { until: member.clock.now() };
+        Self { member, state }
     }
 
     /// Makes the next search begin at this moment, if it would begin later.
@@ -106,7 +101,7 @@ impl EarlierSearch {
     ///
     /// That of the location. The search begins again a minute later, and what was found before counts until then.
     pub fn step(&mut self) -> Result<Option<EarlierFolders>, IoError> {
-        let now = self.clock.now();
+        let now = self.member.clock.now();
         let again = SearchState::Waiting { until: now.after(SEARCH_AGAIN) };
         let mut search = match std::mem::replace(&mut self.state, again) {
             SearchState::Waiting { until } if now < until => {
@@ -126,19 +121,19 @@ impl EarlierSearch {
         }
         let FolderSearch { mut found, seen, next, .. } = search;
         found.sort_by_key(|folder| (Reverse(folder.age), folder.writer));
-        self.state = SearchState::Waiting { until: self.clock.now().after(next) };
+        self.state = SearchState::Waiting { until: self.member.clock.now().after(next) };
         Ok(Some(EarlierFolders { folders: found.into(), seen }))
     }
 
     fn begin(&self, began: Nanos) -> Result<FolderSearch, IoError> {
-        let mut wanted = wait_for(&self.clock, CALL_LIMIT, |ask| self.tier.writers(ask))?;
-        wanted.retain(|writer| writer.is_other_open_of(self.own));
+        let mut wanted = self.member.ask(PUBLISH_LIMIT, |tier, ask| tier.writers(ask))?;
+        wanted.retain(|writer| writer.is_other_open_of(self.member.writer));
         Ok(FolderSearch { began, wanted, found: Vec::new(), seen: 0, next: SEARCH_EVERY })
     }
 
     /// Adds a folder to those that were found, if it has packs and is old enough.
     fn look_at(&self, writer: WriterId, search: &mut FolderSearch) -> Result<(), IoError> {
-        let listed = wait_for(&self.clock, CALL_LIMIT, |ask| self.tier.list(writer, None, ask))?;
+        let listed = self.member.ask(PUBLISH_LIMIT, |tier, ask| tier.list(writer, None, ask))?;
         let packs: VecDeque<(u64, u64)> = listed.iter().filter_map(pack_in).collect();
         if packs.is_empty() {
             return Ok(());
@@ -148,7 +143,7 @@ impl EarlierSearch {
         let mut age = Duration::MAX;
         for object in signs.objects(&listed) {
             let name = writer.object(object);
-            match wait_for(&self.clock, CALL_LIMIT, |ask| self.tier.age(name, ask)) {
+            match self.member.ask(PUBLISH_LIMIT, |tier, ask| tier.age(name, ask)) {
                 Ok(of_object) => age = age.min(of_object),
                 // It was removed meanwhile, so the folder is in use.
                 Err(error) if error.is_not_found() => age = Duration::ZERO,
@@ -159,7 +154,7 @@ impl EarlierSearch {
             search.next = SILENT_AFTER;
             return Ok(());
         }
-        let age = age.saturating_sub(self.clock.now().since(search.began));
+        let age = age.saturating_sub(self.member.clock.now().since(search.began));
         search.found.push(EarlierFolder { writer, age, beat: signs.beat, packs });
         Ok(())
     }
@@ -167,9 +162,7 @@ impl EarlierSearch {
 
 /// The folders of earlier opens of this store that were taken over.
 pub(crate) struct EarlierOpens {
-    tier: Arc<dyn Tier>,
-    index: Arc<FarIndex>,
-    clock: Arc<dyn Clock>,
+    member: Member,
     /// Those that have packs, the oldest first.
     folders: VecDeque<EarlierFolder>,
     /// The sum of the bytes of their packs.
@@ -183,9 +176,9 @@ pub(crate) struct EarlierOpens {
 }
 
 impl EarlierOpens {
-    pub(crate) fn new(tier: Arc<dyn Tier>, index: Arc<FarIndex>, clock: Arc<dyn Clock>) -> Self {
+    pub(crate) fn new(member: Member) -> Self {
         let folders = VecDeque::new();
-        Self { tier, index, clock, folders, bytes: 0, seen: 0, search_due: None, evicted: 0 }
+        Self { member, folders, bytes: 0, seen: 0, search_due: None, evicted: 0 }
     }
 
     /// Bytes of the packs that were taken over.
@@ -239,7 +232,7 @@ impl EarlierOpens {
         let Some(folder) = self.folders.front() else { return Ok(()) };
         let Some(beat) = folder.beat else { return Ok(()) };
         let name = folder.writer.object(Object::Beat(beat));
-        match is_gone(self.ask(|tier, ask| tier.fetch(name, 0, ask))) {
+        match is_gone(self.member.ask(PUBLISH_LIMIT, |tier, ask| tier.fetch(name, 0, ask))) {
             Ok(false) => Ok(()),
             Ok(true) => {
                 self.give_up_front(SILENT_AFTER);
@@ -261,7 +254,7 @@ impl EarlierOpens {
     }
 
     fn search_after(&mut self, time: Duration) {
-        let due = self.clock.now().after(time);
+        let due = self.member.clock.now().after(time);
         self.search_due = Some(self.search_due.map_or(due, |earlier| earlier.min(due)));
     }
 
@@ -274,24 +267,20 @@ impl EarlierOpens {
         if folder.packs.is_empty() {
             self.folders.pop_front();
         }
-        if let Some(file) = self.index.remove_pack(writer, number) {
-            self.tier.forget(file);
+        if let Some(file) = self.member.index.remove_pack(writer, number) {
+            self.member.tier.forget(file);
         }
         for object in [Object::Pack(number), Object::Catalog(number)] {
             let name = writer.object(object);
-            if let Err(error) = self.ask(|tier, ask| tier.remove(name, ask)) {
+            if let Err(error) = self.member.ask(PUBLISH_LIMIT, |tier, ask| tier.remove(name, ask)) {
                 tracing::warn!(%name, %error, "not removed from the folder of an earlier open");
                 self.search_after(SEARCH_AGAIN);
                 return unless_it_hangs(error);
             }
         }
-        self.index.known().remove_catalog(writer, number);
+        self.member.index.known().remove_catalog(writer, number);
         self.evicted += 1;
         Ok(())
-    }
-
-    fn ask<T>(&self, call: impl FnOnce(&dyn Tier, Ask<T>)) -> Result<T, IoError> {
-        wait_for(&self.clock, CALL_LIMIT, |ask| call(&*self.tier, ask))
     }
 }
 

@@ -6,21 +6,17 @@
 //! 3. Ages are those of the location's clock. A list is not asked for its age before it can be old enough.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{Clock, Nanos};
+use dalsegno_core::Nanos;
 use dalsegno_io::IoError;
 
-use crate::index::{FarIndex, KnownObjects, SeenList};
+use crate::index::{KnownObjects, SeenList};
+use crate::member::{FOLLOW_LIMIT, Member};
 use crate::names::ObjectName;
 use crate::own_lists::LIST_EXPIRES;
 use crate::removal::RemovalId;
-use crate::replies::wait_for;
-use crate::tier::{Ask, Tier};
 
-/// How long one call may take.
-const CALL_LIMIT: Duration = Duration::from_secs(30);
 /// Lists that a step asks for their ages.
 const AGES: usize = 8;
 /// When a list that could not be looked at or removed is tried again.
@@ -28,16 +24,14 @@ const AGAIN: Duration = Duration::from_secs(3600);
 
 /// Finds and removes expired lists.
 pub(crate) struct ExpiredLists {
-    tier: Arc<dyn Tier>,
-    index: Arc<FarIndex>,
-    clock: Arc<dyn Clock>,
+    member: Member,
     /// Lists that were too young, or failed, and when they are asked again.
     later: BTreeMap<ObjectName, Nanos>,
 }
 
 impl ExpiredLists {
-    pub(crate) fn new(tier: Arc<dyn Tier>, index: Arc<FarIndex>, clock: Arc<dyn Clock>) -> Self {
-        Self { tier, index, clock, later: BTreeMap::new() }
+    pub(crate) fn new(member: Member) -> Self {
+        Self { member, later: BTreeMap::new() }
     }
 
     /// Removes some lists that have expired, and returns how many.
@@ -66,33 +60,33 @@ impl ExpiredLists {
                     AGAIN
                 }
             };
-            self.later.insert(name, self.clock.now().after(again));
+            self.later.insert(name, self.member.clock.now().after(again));
         }
         Ok(removed)
     }
 
     /// Removes a list if it is old enough. Otherwise returns how long that takes.
     fn remove_if_old(&self, name: ObjectName) -> Result<Option<Duration>, IoError> {
-        let age = self.ask(|tier, ask| tier.age(name, ask))?;
+        let age = self.member.ask(FOLLOW_LIMIT, |tier, ask| tier.age(name, ask))?;
         if age < LIST_EXPIRES {
             return Ok(Some(LIST_EXPIRES.saturating_sub(age)));
         }
-        if !self.is_fresh(&self.index.known()) {
+        if !self.is_fresh(&self.member.index.known()) {
             // The directory is another one than that of the catalogs.
             return Ok(Some(Duration::ZERO));
         }
-        self.ask(|tier, ask| tier.remove(name, ask))?;
+        self.member.ask(FOLLOW_LIMIT, |tier, ask| tier.remove(name, ask))?;
         Ok(None)
     }
 
     fn is_fresh(&self, known: &KnownObjects) -> bool {
-        known.is_fresh(self.clock.now(), self.tier.facts().reopened)
+        known.is_fresh(self.member.clock.now(), self.member.tier.facts().reopened)
     }
 
     /// Lists that no pack needs, and that may be old enough.
     fn candidates(&mut self) -> Vec<ObjectName> {
-        let now = self.clock.now();
-        let known = self.index.known();
+        let now = self.member.clock.now();
+        let known = self.member.index.known();
         self.later.retain(|name, _| known.lists.contains_key(name));
         if !self.is_fresh(&known) {
             return Vec::new();
@@ -101,10 +95,6 @@ impl ExpiredLists {
         let candidates = known.lists.iter().filter(|(name, _)| may_be_old(name));
         let unneeded = candidates.filter(|(_, list)| !is_needed(&known, list));
         unneeded.map(|(name, _)| *name).take(AGES).collect()
-    }
-
-    fn ask<T>(&self, call: impl FnOnce(&dyn Tier, Ask<T>)) -> Result<T, IoError> {
-        wait_for(&self.clock, CALL_LIMIT, |ask| call(&*self.tier, ask))
     }
 }
 

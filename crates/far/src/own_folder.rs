@@ -6,21 +6,15 @@
 //!    gone are forgotten, and descriptions are published again.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
-use std::time::Duration;
 
-use dalsegno_core::{Clock, NamespaceId};
+use dalsegno_core::NamespaceId;
 use dalsegno_io::{IoError, Memory};
 
-use crate::index::FarIndex;
 use crate::leaving::Leaving;
-use crate::names::{Object, WriterId};
-use crate::replies::wait_for;
+use crate::member::{Member, PUBLISH_LIMIT};
+use crate::names::Object;
 use crate::signs::is_gone;
-use crate::tier::{Ask, Tier};
 
-/// How long the location may take for a call.
-pub(crate) const CALL_LIMIT: Duration = Duration::from_secs(60);
 /// Packs whose publication failed that are remembered until they are removed.
 const MOST_FAILED: usize = 4096;
 /// Beats that are remembered until they are removed.
@@ -28,10 +22,7 @@ const MOST_BEATS: usize = 64;
 
 /// The folder of this writer.
 pub(crate) struct OwnFolder {
-    tier: Arc<dyn Tier>,
-    index: Arc<FarIndex>,
-    clock: Arc<dyn Clock>,
-    writer: WriterId,
+    member: Member,
     /// Packs that were published, with their bytes.
     packs: BTreeMap<u64, u64>,
     /// The sum of these bytes: it is read at every step, and there may be 100,000 packs.
@@ -54,17 +45,9 @@ pub(crate) struct OwnFolder {
 
 impl OwnFolder {
     /// A folder that does not exist yet.
-    pub(crate) fn new(
-        tier: Arc<dyn Tier>,
-        index: Arc<FarIndex>,
-        clock: Arc<dyn Clock>,
-        writer: WriterId,
-    ) -> Self {
+    pub(crate) fn new(member: Member) -> Self {
         Self {
-            tier,
-            index,
-            clock,
-            writer,
+            member,
             packs: BTreeMap::new(),
             bytes: 0,
             leaving: Leaving::default(),
@@ -89,7 +72,7 @@ impl OwnFolder {
     /// Notes that publishing a pack failed. What is there of it is of no use.
     pub(crate) fn add_failed(&mut self, number: u64) {
         if self.leaving.len() < MOST_FAILED {
-            self.leaving.add(number, self.clock.now());
+            self.leaving.add(number, self.member.clock.now());
         }
     }
 
@@ -127,7 +110,7 @@ impl OwnFolder {
     /// Finds out what is in the folder if the location is another directory than before, and describes the namespaces
     /// there. Their packs may be on their way.
     fn follow_location(&mut self) -> Result<(), IoError> {
-        let reopened = self.tier.facts().reopened;
+        let reopened = self.member.tier.facts().reopened;
         if reopened == self.reopened {
             return Ok(());
         }
@@ -143,7 +126,7 @@ impl OwnFolder {
         self.reopened = reopened;
         self.may_have_lost = true;
         tracing::warn!(
-            writer = %self.writer,
+            writer = %self.member.writer,
             forgotten,
             "the far directory is another one; packs that are not in it are forgotten"
         );
@@ -189,7 +172,7 @@ impl OwnFolder {
             && let Some(oldest) = self.packs.first_key_value().map(|(number, _)| *number)
         {
             self.forget(oldest);
-            self.leaving.add(oldest, self.clock.now());
+            self.leaving.add(oldest, self.member.clock.now());
             evicted += 1;
         }
         evicted
@@ -199,10 +182,10 @@ impl OwnFolder {
     pub(crate) fn remove_leaving(&mut self) -> Result<(), IoError> {
         self.follow_location()?;
         let mut leaving = std::mem::take(&mut self.leaving);
-        let result = leaving.remove_due(self.clock.now(), |number| {
+        let result = leaving.remove_due(self.member.clock.now(), |number| {
             self.remove(Object::Pack(number))?;
             self.remove(Object::Catalog(number))?;
-            self.index.known().remove_catalog(self.writer, number);
+            self.member.index.known().remove_catalog(self.member.writer, number);
             Ok(())
         });
         self.leaving = leaving;
@@ -213,7 +196,7 @@ impl OwnFolder {
     fn forget_collected(&mut self) -> Result<(), IoError> {
         let packs = self.forget_gone()?;
         tracing::warn!(
-            writer = %self.writer,
+            writer = %self.member.writer,
             packs,
             "other stores removed packs of this one, because it gave no sign of life for a day"
         );
@@ -222,7 +205,8 @@ impl OwnFolder {
 
     /// Forgets the packs and descriptions that are not in the folder. Returns how many packs.
     fn forget_gone(&mut self) -> Result<usize, IoError> {
-        let listed = self.ask(|tier, ask| tier.list(self.writer, None, ask))?;
+        let listed =
+            self.member.ask(PUBLISH_LIMIT, |tier, ask| tier.list(self.member.writer, None, ask))?;
         let is_there = |object| listed.binary_search_by_key(&object, |one| one.object).is_ok();
         let gone: Vec<u64> =
             self.packs.keys().copied().filter(|number| !is_there(Object::Pack(*number))).collect();
@@ -231,13 +215,13 @@ impl OwnFolder {
             self.forget(*number);
         }
         // Catalogs that are there without a known pack leave. Until then their removals are needed.
-        let (now, mut known) = (self.clock.now(), self.index.known());
+        let (now, mut known) = (self.member.clock.now(), self.member.index.known());
         let (without_pack, without_any): (Vec<u64>, Vec<u64>) =
             gone.iter().partition(|number| is_there(Object::Catalog(**number)));
         for number in without_any {
-            known.remove_catalog(self.writer, number);
+            known.remove_catalog(self.member.writer, number);
         }
-        let all_known: BTreeSet<u64> = known.numbers(self.writer).into_iter().collect();
+        let all_known: BTreeSet<u64> = known.numbers(self.member.writer).into_iter().collect();
         let unknown = listed.iter().filter_map(|one| match one.object {
             Object::Catalog(number) => Some(number).filter(|number| !all_known.contains(number)),
             _ => None,
@@ -250,28 +234,24 @@ impl OwnFolder {
     fn forget(&mut self, number: u64) {
         self.bytes -= self.packs.remove(&number).unwrap_or(0);
         debug_assert_eq!(self.bytes, self.packs.values().sum::<u64>());
-        if let Some(file) = self.index.remove_pack(self.writer, number) {
-            self.tier.forget(file);
+        if let Some(file) = self.member.index.remove_pack(self.member.writer, number) {
+            self.member.tier.forget(file);
         }
     }
 
     fn is_gone(&self, object: Object) -> Result<bool, IoError> {
-        let name = self.writer.object(object);
-        is_gone(self.ask(|tier, ask| tier.fetch(name, 0, ask)))
+        let name = self.member.writer.object(object);
+        is_gone(self.member.ask(PUBLISH_LIMIT, |tier, ask| tier.fetch(name, 0, ask)))
     }
 
     /// Publishes an object, and waits for that.
     pub(crate) fn publish(&self, object: Object, bytes: Vec<Memory>) -> Result<(), IoError> {
-        let name = self.writer.object(object);
-        self.ask(|tier, ask| tier.publish(name, bytes, ask))
+        let name = self.member.writer.object(object);
+        self.member.ask(PUBLISH_LIMIT, |tier, ask| tier.publish(name, bytes, ask))
     }
 
     fn remove(&self, object: Object) -> Result<(), IoError> {
-        let name = self.writer.object(object);
-        self.ask(|tier, ask| tier.remove(name, ask))
-    }
-
-    fn ask<T>(&self, call: impl FnOnce(&dyn Tier, Ask<T>)) -> Result<T, IoError> {
-        wait_for(&self.clock, CALL_LIMIT, |ask| call(&*self.tier, ask))
+        let name = self.member.writer.object(object);
+        self.member.ask(PUBLISH_LIMIT, |tier, ask| tier.remove(name, ask))
     }
 }

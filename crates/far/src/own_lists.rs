@@ -6,20 +6,18 @@
 //! 4. A removal leaves the lists only if no pack is left that it covers.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{Clock, Deadline, Nanos};
+use dalsegno_core::{Deadline, Nanos};
 use dalsegno_io::{IoError, Memory};
 
 use crate::format::{FULL_LIST_BYTES, MAX_LIST_BYTES, MAX_LIST_HASHES, RemovalList};
-use crate::index::{FarIndex, SeenList};
+use crate::index::SeenList;
 use crate::leaving::Leaving;
-use crate::names::{Object, WriterId};
-use crate::own_folder::CALL_LIMIT;
+use crate::member::{Member, PUBLISH_LIMIT};
+use crate::names::Object;
 use crate::removal::{Removal, RemovalId};
 use crate::replies::wait_for;
-use crate::tier::{Ask, Tier};
 
 /// How old a list must be to expire, by the clock of the location. Stores that followed nothing for
 /// [`KEEP_REMOVALS`] remove what they hold. The rest of the time lets them publish what they had begun.
@@ -41,10 +39,7 @@ struct PublishedRemoval {
 
 /// The lists of this writer.
 pub(crate) struct OwnLists {
-    tier: Arc<dyn Tier>,
-    index: Arc<FarIndex>,
-    clock: Arc<dyn Clock>,
-    writer: WriterId,
+    member: Member,
     /// The number of the next list.
     next: u64,
     /// The number of the newest list, if it was published.
@@ -60,17 +55,9 @@ pub(crate) struct OwnLists {
 }
 
 impl OwnLists {
-    pub(crate) fn new(
-        tier: Arc<dyn Tier>,
-        index: Arc<FarIndex>,
-        clock: Arc<dyn Clock>,
-        writer: WriterId,
-    ) -> Self {
+    pub(crate) fn new(member: Member) -> Self {
         Self {
-            tier,
-            index,
-            clock,
-            writer,
+            member,
             next: 1,
             newest: None,
             published: Vec::new(),
@@ -83,7 +70,7 @@ impl OwnLists {
     /// Stops finding here what these removals cover, and keeps them from being forgotten.
     pub(crate) fn apply(&self, removals: &[Removal]) {
         for removal in removals {
-            self.index.remove_own(removal);
+            self.member.index.remove_own(removal);
         }
     }
 
@@ -120,11 +107,11 @@ impl OwnLists {
     /// before. If it is not known whether a pack needs them, the newest list stays with them: another store may have
     /// removed it, and published again they would be new to stores that have forgotten them.
     fn begins_list(&mut self) -> bool {
-        let now = self.clock.now();
+        let now = self.member.clock.now();
         let is_old = |one: &PublishedRemoval| now.since(one.since) >= LIST_EXPIRES;
         if self.published.iter().any(is_old) {
-            let known = self.index.known();
-            if !known.is_fresh(now, self.tier.facts().reopened) {
+            let known = self.member.index.known();
+            if !known.is_fresh(now, self.member.tier.facts().reopened) {
                 return true;
             }
             self.published.retain(|one| !is_old(one) || known.needs(&[one.removal.id]));
@@ -141,25 +128,27 @@ impl OwnLists {
         kept: usize,
         begins: bool,
     ) -> Result<(), IoError> {
-        let (writer, number) = (self.writer, self.next);
+        let (writer, number) = (self.member.writer, self.next);
         self.next += 1;
         let list = RemovalList { writer, number, removals };
         let (name, bytes) = (writer.object(Object::Removals(number)), list.encode());
         let bytes = vec![Memory::owned(bytes, ())];
-        if let Err(error) = self.ask(|tier, ask| tier.publish(name, bytes, ask)) {
+        if let Err(error) =
+            self.member.ask(PUBLISH_LIMIT, |tier, ask| tier.publish(name, bytes, ask))
+        {
             // What appears of it nevertheless is contained in the next one.
             if self.uncertain.len() < MOST_SUPERSEDED {
                 self.uncertain.push(number);
             }
             return Err(error);
         }
-        self.index.known().lists.insert(name, SeenList::of(&list.removals));
-        let due = self.clock.now().after(SUPERSEDED_FOR);
+        self.member.index.known().lists.insert(name, SeenList::of(&list.removals));
+        let due = self.member.clock.now().after(SUPERSEDED_FOR);
         let replaced = self.newest.filter(|_| !begins);
         let superseded = replaced.into_iter().chain(self.uncertain.drain(..));
         self.superseded.extend(superseded.map(|number| (number, due)));
         self.newest = Some(number);
-        let since = self.clock.now();
+        let since = self.member.clock.now();
         if begins {
             self.published.clear();
         }
@@ -170,7 +159,7 @@ impl OwnLists {
 
     /// Removes the lists that newer ones have contained for a while. Waits for the location.
     pub(crate) fn remove_superseded(&mut self) -> Result<(), IoError> {
-        let now = self.clock.now();
+        let now = self.member.clock.now();
         while let Some((number, due)) = self.superseded.front().copied()
             && (self.superseded.len() > MOST_SUPERSEDED || due <= now)
         {
@@ -183,7 +172,7 @@ impl OwnLists {
     /// Removes the lists that newer ones have contained for a while, because the store is closed. What is left expires,
     /// and so do younger ones, which readers may be about to fetch.
     pub(crate) fn finish(&mut self, deadline: Deadline) {
-        let now = self.clock.now();
+        let now = self.member.clock.now();
         while let Some((number, due)) = self.superseded.front().copied()
             && due <= now
         {
@@ -196,16 +185,12 @@ impl OwnLists {
     }
 
     fn remove_leaving(&mut self, deadline: Deadline) -> Result<(), IoError> {
-        let Self { tier, clock, writer, leaving, .. } = self;
+        let Self { member: Member { tier, clock, writer, .. }, leaving, .. } = self;
         leaving.remove_due(clock.now(), |number| {
             let name = writer.object(Object::Removals(number));
-            let left = deadline.remaining(clock.now()).unwrap_or(CALL_LIMIT);
-            wait_for(clock, left.min(CALL_LIMIT), |ask| tier.remove(name, ask))
+            let left = deadline.remaining(clock.now()).unwrap_or(PUBLISH_LIMIT);
+            wait_for(clock, left.min(PUBLISH_LIMIT), |ask| tier.remove(name, ask))
         })
-    }
-
-    fn ask<T>(&self, call: impl FnOnce(&dyn Tier, Ask<T>)) -> Result<T, IoError> {
-        wait_for(&self.clock, CALL_LIMIT, |ask| call(&*self.tier, ask))
     }
 }
 
@@ -224,10 +209,16 @@ fn widened(removal: &Removal) -> Removal {
 
 #[cfg(test)]
 mod tests {
-    use dalsegno_core::{ChainHash, ManualClock, NamespaceId, StoreId};
+    use std::sync::Arc;
+
+    use dalsegno_core::{ChainHash, Clock, ManualClock, NamespaceId, StoreId};
 
     use super::*;
+    use crate::index::FarIndex;
+    use crate::names::WriterId;
+    use crate::replies::wait_for;
     use crate::tier::MemoryLocation;
+    use crate::tier::Tier;
 
     #[test]
     fn regression_a_list_does_not_repeat_removals_that_may_have_expired() {
@@ -237,7 +228,9 @@ mod tests {
         let tier: Arc<dyn Tier> = Arc::new(location.mount());
         let by = WriterId { store: StoreId([1; 16]), open: 1 };
         let (index, of_clock) = (Arc::new(FarIndex::new(1 << 20)), Arc::clone(&clock));
-        let mut lists = OwnLists::new(Arc::clone(&tier), index, of_clock, by);
+        let of_tier = Arc::clone(&tier);
+        let member = Member { tier: of_tier, index, clock: of_clock, writer: by };
+        let mut lists = OwnLists::new(member);
         let removal = |number| {
             let (id, namespace) = (RemovalId { by, number }, NamespaceId([1; 16]));
             Removal { id, namespace, hashes: vec![ChainHash([2; 32])] }
@@ -249,7 +242,8 @@ mod tests {
         lists.remove_superseded().unwrap();
         let ids = |number| {
             let name = by.object(Object::Removals(number));
-            let bytes = wait_for(&clock, CALL_LIMIT, |ask| tier.fetch(name, MAX_LIST_BYTES, ask));
+            let bytes =
+                wait_for(&clock, PUBLISH_LIMIT, |ask| tier.fetch(name, MAX_LIST_BYTES, ask));
             let list = RemovalList::decode(&bytes.unwrap()).unwrap();
             list.removals.iter().map(|one| one.id.number).collect::<Vec<u64>>()
         };

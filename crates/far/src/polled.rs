@@ -17,12 +17,8 @@ pub struct Polled {
     pub catalogs: u64,
     /// Packs that are gone.
     pub gone_packs: u64,
-    /// Catalogs, lists and folders that cannot be used, and that earlier polls have not counted.
-    pub bad_objects: u64,
-    /// How many cannot be used now.
-    pub bad_now: u64,
-    /// The one of them that was found last.
-    pub newest_bad: Option<BadObject>,
+    /// Catalogs, lists and folders that cannot be used.
+    pub bad: PolledBad,
     /// Removals of other opens that were read in this poll. The index does not find any more what they cover. An entry
     /// may occur again in a later poll.
     pub removals: Vec<Removal>,
@@ -34,8 +30,20 @@ pub struct Polled {
     pub time: LocationTime,
     /// The first failure of the location. What was not reached is looked at by the next poll.
     pub failure: Option<IoError>,
-    bad_catalogs: u64,
     unread: BTreeSet<StoreId>,
+}
+
+/// What of a location cannot be used.
+#[derive(Debug, Default)]
+pub struct PolledBad {
+    /// How many objects and folders earlier polls have not counted.
+    pub new: u64,
+    /// How many there are now.
+    pub now: u64,
+    /// How many of these are catalogs.
+    pub catalogs: u64,
+    /// The one that was found last.
+    pub newest: Option<BadObject>,
 }
 
 /// What a poll knows of the location's time.
@@ -52,12 +60,6 @@ pub enum LocationTime {
 }
 
 impl Polled {
-    /// How many catalogs cannot be used now.
-    #[must_use]
-    pub fn bad_catalogs(&self) -> u64 {
-        self.bad_catalogs
-    }
-
     /// The stores with a list of removals that cannot be used. Their removals in `at_location` count as applied only as
     /// far as they did before: those of that list may come before them.
     #[must_use]
@@ -68,11 +70,6 @@ impl Polled {
     /// Notes what is at the location, and the stores with a list that cannot be used.
     pub(crate) fn read_all(&mut self, at_location: Applied, unread: BTreeSet<StoreId>) {
         (self.at_location, self.unread) = (Some(at_location), unread);
-    }
-
-    /// Notes how many objects and folders cannot be used now, and how many of them are catalogs.
-    pub(crate) fn count_bad(&mut self, all: u64, catalogs: u64) {
-        (self.bad_now, self.bad_catalogs) = (all, catalogs);
     }
 
     /// Notes a failure of the location. The first one of a poll is reported.

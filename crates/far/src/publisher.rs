@@ -10,32 +10,24 @@
 //! 5. The packs of all opens of this store stay within a bound on their bytes, and give way when the location has no
 //!    space. Those of earlier opens go first, and then the oldest of this one, pack before catalog.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{Clock, Deadline, Extent, NamespaceId, Nanos, StoreId};
+use dalsegno_core::{Deadline, Extent, NamespaceId, Nanos, StoreId};
 use dalsegno_extent::format::RecordPlace;
-use dalsegno_extent::{PinnedFile, RecordMemory, SourceIo};
+use dalsegno_extent::{PinnedFile, SourceIo};
 use dalsegno_io::{IoError, Memory};
 
 use crate::earlier::{EarlierFolders, EarlierOpens};
-use crate::filling::{Filling, Writing, pack_memory};
+use crate::filling::{Filling, PacksInWork, Writing};
 use crate::format::{Catalog, MAX_PACK_BYTES, extent_bytes};
-use crate::index::FarIndex;
-use crate::names::{Object, WriterId};
-use crate::own_folder::{CALL_LIMIT, OwnFolder};
+use crate::member::{Member, PUBLISH_LIMIT};
+use crate::names::Object;
+use crate::own_folder::OwnFolder;
 use crate::own_lists::OwnLists;
 use crate::publishing::{PublisherOptions, PublisherStats, Refused, blocks_of};
 use crate::removal::{Applied, Removal};
 use crate::replies::Replies;
-use crate::tier::Tier;
 
-/// Packs that are written at a time.
-pub const IN_FLIGHT: usize = 4;
-/// Packs and catalogs that are written at a time. A catalog takes no memory of a pack, so the next pack does not wait
-/// for it.
-const MOST_WRITING: usize = 2 * IN_FLIGHT;
 /// A pack is closed when its catalog has this size.
 const CATALOG_BYTES: usize = 1 << 20;
 /// A pack that was begun earlier is not published any more: the list of a removal that covers it may have expired.
@@ -45,17 +37,9 @@ const LIST_TRIES: usize = 8;
 
 /// Publishes packs of this store.
 pub struct Publisher {
-    tier: Arc<dyn Tier>,
-    index: Arc<FarIndex>,
-    clock: Arc<dyn Clock>,
-    writer: WriterId,
+    member: Member,
     options: PublisherOptions,
-    next: u64,
-    filling: Option<Filling>,
-    /// By number.
-    writing: BTreeMap<u64, Writing>,
-    /// Memory of packs that were written.
-    spare: Vec<RecordMemory>,
+    packs: PacksInWork,
     replies: Replies<()>,
     folder: OwnFolder,
     earlier: EarlierOpens,
@@ -70,9 +54,8 @@ pub struct Publisher {
 impl std::fmt::Debug for Publisher {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Publisher")
-            .field("writer", &self.writer)
-            .field("next", &self.next)
-            .field("writing", &self.writing.len())
+            .field("writer", &self.member.writer)
+            .field("packs", &self.packs)
             .finish_non_exhaustive()
     }
 }
@@ -80,30 +63,15 @@ impl std::fmt::Debug for Publisher {
 impl Publisher {
     /// A publisher whose folder does not exist yet.
     #[must_use]
-    pub fn new(
-        tier: Arc<dyn Tier>,
-        index: Arc<FarIndex>,
-        clock: Arc<dyn Clock>,
-        writer: WriterId,
-        options: PublisherOptions,
-    ) -> Self {
-        let replies = Replies::new(&clock);
-        let (of_tier, of_index) = (Arc::clone(&tier), Arc::clone(&index));
-        let folder = OwnFolder::new(of_tier, of_index, Arc::clone(&clock), writer);
-        let (of_tier, of_index) = (Arc::clone(&tier), Arc::clone(&index));
-        let earlier = EarlierOpens::new(of_tier, of_index, Arc::clone(&clock));
-        let (of_tier, of_index) = (Arc::clone(&tier), Arc::clone(&index));
-        let lists = OwnLists::new(of_tier, of_index, Arc::clone(&clock), writer);
+    pub fn new(member: Member, options: PublisherOptions) -> Self {
+        let replies = Replies::new(&member.clock);
+        let folder = OwnFolder::new(member.clone());
+        let earlier = EarlierOpens::new(member.clone());
+        let lists = OwnLists::new(member.clone());
         Self {
-            tier,
-            index,
-            clock,
-            writer,
+            member,
             options,
-            next: 1,
-            filling: None,
-            writing: BTreeMap::new(),
-            spare: Vec::new(),
+            packs: PacksInWork::default(),
             replies,
             folder,
             earlier,
@@ -135,7 +103,7 @@ impl Publisher {
     /// [beat](Self::beat), so that nobody collects that.
     #[must_use]
     pub fn is_at_location(&self) -> bool {
-        self.folder.has_descriptions() || self.next > 1 || self.earlier.exist()
+        self.folder.has_descriptions() || self.packs.is_in_use() || self.earlier.exist()
     }
 
     /// Publishes the description of a namespace, one sector, unless that was done. Waits for the location.
@@ -150,7 +118,7 @@ impl Publisher {
     /// Whether a full pack waits for its turn, so that nothing can be added.
     #[must_use]
     pub fn waits_for_turn(&self) -> bool {
-        self.filling.as_ref().is_some_and(|filling| self.is_full(filling))
+        self.packs.filling.as_ref().is_some_and(|filling| self.is_full(filling))
     }
 
     /// Copies an extent of the store's log to the pack that is being filled. Waits only for the store's own device.
@@ -162,7 +130,8 @@ impl Publisher {
         &mut self,
         io: &SourceIo,
         pinned: &PinnedFile,
-        (store, extent): (StoreId, &Extent),
+        store: StoreId,
+        extent: &Extent,
     ) -> Result<(), Refused> {
         assert!(self.folder.is_described(extent.namespace), "its namespace is described first");
         let bytes = usize::try_from(extent.total_bytes()).expect("64-bit addresses");
@@ -172,16 +141,19 @@ impl Publisher {
         if !self.has_space(bytes) {
             return Err(Refused::Busy);
         }
-        let mut filling = match self.filling.take() {
+        let now = self.member.clock.now();
+        let mut filling = match self.packs.filling.take() {
             Some(filling) => filling,
-            None => self.new_pack().ok_or(Refused::Busy)?,
+            None => {
+                self.packs.begin(now, self.options.flush, &self.applied).ok_or(Refused::Busy)?
+            }
         };
         let at = filling.bytes;
-        let mut header = match filling.memory.read(io, pinned, (store, extent), at) {
+        let mut header = match filling.memory.read(io, pinned, store, extent, at) {
             Ok(header) => header,
             Err(cause) => {
                 if filling.memory.is_usable() {
-                    self.filling = Some(filling);
+                    self.packs.filling = Some(filling);
                 } else {
                     // The device may write to it at any time: what it holds is lost.
                     self.stats.failed_blocks += blocks_of(&filling.extents);
@@ -189,9 +161,12 @@ impl Publisher {
                 return Err(Refused::Unread(cause));
             }
         };
-        let place =
-            RecordPlace { segment: filling.number, epoch: self.writer.open, offset: at as u64 };
-        place.move_here(self.writer.store, &mut header);
+        let place = RecordPlace {
+            segment: filling.number,
+            epoch: self.member.writer.open,
+            offset: at as u64,
+        };
+        place.move_here(self.member.writer.store, &mut header);
         let mut memory = filling.memory.memory();
         header.encode(&mut memory.as_mut_slice()[at..at + header.header_bytes() as usize]);
         drop(memory);
@@ -199,7 +174,7 @@ impl Publisher {
         filling.bytes += bytes;
         filling.catalog_bytes += extent_bytes(&extent);
         filling.extents.push(extent);
-        self.filling = Some(filling);
+        self.packs.filling = Some(filling);
         self.close_if_due();
         Ok(())
     }
@@ -210,10 +185,10 @@ impl Publisher {
         self.close_if_due();
         let most = usize::try_from(MAX_PACK_BYTES).expect("64-bit addresses");
         let fits = |filling: &Filling| !self.is_full(filling) && filling.bytes + bytes <= most;
-        if self.filling.as_ref().is_none_or(fits) {
+        if self.packs.filling.as_ref().is_none_or(fits) {
             return true;
         }
-        let can_write = self.can_write();
+        let can_write = self.packs.can_write();
         if can_write {
             self.close_pack();
         }
@@ -224,59 +199,34 @@ impl Publisher {
         filling.bytes as u64 >= self.options.pack_bytes || filling.catalog_bytes >= CATALOG_BYTES
     }
 
-    fn packs_in_flight(&self) -> usize {
-        self.writing.values().filter(|one| one.memory.is_some()).count()
-    }
-
-    fn can_write(&self) -> bool {
-        self.packs_in_flight() < IN_FLIGHT && self.writing.len() < MOST_WRITING
-    }
-
     /// Publishes the pack that is being filled if it is full or has waited long enough, and it is its turn.
     fn close_if_due(&mut self) {
-        let now = self.clock.now();
+        let now = self.member.clock.now();
         let is_due = |filling: &Filling| self.is_full(filling) || filling.due.expired(now);
-        if self.filling.as_ref().is_some_and(is_due) && self.can_write() {
+        if self.packs.filling.as_ref().is_some_and(is_due) && self.packs.can_write() {
             self.close_pack();
         }
     }
 
-    fn new_pack(&mut self) -> Option<Filling> {
-        // A removal closes a pack out of turn.
-        if self.packs_in_flight() > IN_FLIGHT {
-            return None;
-        }
-        let memory = match self.spare.pop() {
-            Some(memory) => memory,
-            None => pack_memory()?,
-        };
-        let number = self.next;
-        self.next += 1;
-        let begun = self.clock.now();
-        let due = Deadline::At(begun.after(self.options.flush));
-        let (applied, extents) = (self.applied.clone(), Vec::new());
-        Some(Filling { number, memory, bytes: 0, extents, catalog_bytes: 0, applied, begun, due })
-    }
-
     /// Publishes the pack that is being filled.
     fn close_pack(&mut self) {
-        let Some(filling) = self.filling.take() else { return };
+        let Some(filling) = self.packs.filling.take() else { return };
         let Filling { number, mut memory, bytes, extents, applied, begun, .. } = filling;
         if self.is_late(begun) {
             self.stats.failed_blocks += blocks_of(&extents);
-            return self.spare.push(memory);
+            return self.packs.keep_memory(memory);
         }
         let payload = memory.memory().split_to(bytes);
-        let (writer, pack_bytes) = (self.writer, bytes as u64);
+        let (writer, pack_bytes) = (self.member.writer, bytes as u64);
         let catalog = Catalog { writer, number, pack_bytes, extents, applied };
         let name = writer.object(Object::Pack(number));
-        self.tier.publish(name, vec![payload], self.replies.ask(number, CALL_LIMIT));
+        self.member.tier.publish(name, vec![payload], self.replies.ask(number, PUBLISH_LIMIT));
         let (memory, begun) = (Some(memory), Some(begun));
-        self.writing.insert(number, Writing { catalog, memory, begun });
+        self.packs.writing.insert(number, Writing { catalog, memory, begun });
     }
 
     fn is_late(&self, begun: Nanos) -> bool {
-        self.clock.now().since(begun) > PUBLISHED_WITHIN
+        self.member.clock.now().since(begun) > PUBLISHED_WITHIN
     }
 
     /// Handles what the location has answered, and publishes a pack that is due. Returns how many packs are being
@@ -286,28 +236,32 @@ impl Publisher {
             self.handle(reply.tag, reply.result);
         }
         self.close_if_due();
-        self.writing.len()
+        self.packs.writing.len()
     }
 
     fn handle(&mut self, number: u64, result: Result<(), IoError>) {
-        let Some(mut writing) = self.writing.remove(&number) else { return };
+        let Some(mut writing) = self.packs.writing.remove(&number) else { return };
         let is_pack = writing.memory.is_some();
-        self.spare.extend(writing.memory.take());
+        writing.memory.take().into_iter().for_each(|memory| self.packs.keep_memory(memory));
         let is_wanted = writing.begun.is_some_and(|begun| !self.is_late(begun));
         match result {
             Ok(()) if !is_wanted => self.drop_pack(&writing.catalog),
             Ok(()) if is_pack => {
-                let name = self.writer.object(Object::Catalog(number));
+                let name = self.member.writer.object(Object::Catalog(number));
                 // It may appear although that fails.
-                self.index.known().add_catalog(&writing.catalog);
-                let ask = self.replies.ask(number, CALL_LIMIT);
-                self.tier.publish(name, vec![Memory::owned(writing.catalog.encode(), ())], ask);
-                self.writing.insert(number, writing);
+                self.member.index.known().add_catalog(&writing.catalog);
+                let ask = self.replies.ask(number, PUBLISH_LIMIT);
+                self.member.tier.publish(
+                    name,
+                    vec![Memory::owned(writing.catalog.encode(), ())],
+                    ask,
+                );
+                self.packs.writing.insert(number, writing);
             }
             Ok(()) => self.publish_index(&writing.catalog),
             Err(error) => {
                 tracing::warn!(
-                    writer = %self.writer,
+                    writer = %self.member.writer,
                     number,
                     %error,
                     "pack not published; its blocks are only stored here"
@@ -334,9 +288,9 @@ impl Publisher {
     }
 
     fn index_own(&self, catalog: &Catalog) {
-        let pack = self.writer.object(Object::Pack(catalog.number));
-        let indexed = self.index.insert(catalog, || self.tier.file(pack));
-        indexed.forgotten.into_iter().for_each(|file| self.tier.forget(file));
+        let pack = self.member.writer.object(Object::Pack(catalog.number));
+        let indexed = self.member.index.insert(catalog, || self.member.tier.file(pack));
+        indexed.forgotten.into_iter().for_each(|file| self.member.tier.forget(file));
     }
 
     /// The removals that are applied in this store, as they were set last.
@@ -378,11 +332,11 @@ impl Publisher {
     /// Drops everything that is not published yet: it may have been removed by hosts that this one did not follow for
     /// too long.
     pub fn drop_unpublished(&mut self) {
-        if let Some(filling) = self.filling.take() {
+        if let Some(filling) = self.packs.filling.take() {
             self.stats.failed_blocks += blocks_of(&filling.extents);
-            self.spare.push(filling.memory);
+            self.packs.keep_memory(filling.memory);
         }
-        self.writing.values_mut().for_each(|writing| writing.begun = None);
+        self.packs.writing.values_mut().for_each(|writing| writing.begun = None);
     }
 
     /// Shows that this writer runs. If others collected its folder, forgets the packs that are gone. Waits for the
@@ -436,12 +390,12 @@ impl Publisher {
     /// Publishes what is being filled, and waits for everything that is being written.
     pub fn finish(&mut self, deadline: Deadline) {
         self.close_pack();
-        while !self.writing.is_empty()
+        while !self.packs.writing.is_empty()
             && let Some(reply) = self.replies.next(deadline)
         {
             self.handle(reply.tag, reply.result);
         }
-        let left: u64 = self.writing.values().map(|one| one.catalog.blocks()).sum();
+        let left: u64 = self.packs.writing.values().map(|one| one.catalog.blocks()).sum();
         self.stats.failed_blocks += left;
         self.lists.finish(deadline);
     }

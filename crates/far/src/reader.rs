@@ -20,8 +20,8 @@ use dalsegno_extent::{
 };
 use dalsegno_io::Call;
 
-use crate::index::{FarIndex, FarPlace, RecordAt};
-use crate::tier::Tier;
+use crate::index::{FarPlace, RecordAt};
+use crate::member::Member;
 
 /// A block to read.
 #[derive(Debug)]
@@ -50,23 +50,17 @@ pub struct FarShape {
 pub struct FarReader {
     io: Arc<SourceIo>,
     reader: Reader,
-    index: Arc<FarIndex>,
-    tier: Arc<dyn Tier>,
+    member: Member,
     used_bytes: AtomicU64,
 }
 
 impl FarReader {
-    /// A reader of the packs of `tier`, through `io`, that keeps at most `header_bytes` of headers.
+    /// A reader of the packs that `member` finds, through `io`, that keeps at most `header_bytes` of headers.
     #[must_use]
-    pub fn new(
-        io: Arc<SourceIo>,
-        tier: Arc<dyn Tier>,
-        index: Arc<FarIndex>,
-        header_bytes: u64,
-    ) -> Self {
+    pub fn new(io: Arc<SourceIo>, member: Member, header_bytes: u64) -> Self {
         let headers = Arc::new(HeaderCache::new(header_bytes));
         let reader = Reader::new(Arc::clone(&io), headers, Arc::new(CodecPool::default()), None);
-        Self { io, reader, index, tier, used_bytes: AtomicU64::new(0) }
+        Self { io, reader, member, used_bytes: AtomicU64::new(0) }
     }
 
     /// Counters of its requests: bytes fetched, and misses by cause.
@@ -103,7 +97,7 @@ impl FarReader {
         let (mut records, mut reads) = (Vec::new(), Vec::new());
         for mut group in groups.into_values() {
             group.sort_by_key(|(_, block)| block.place.block);
-            if let Some(at) = self.index.record(group[0].1.place) {
+            if let Some(at) = self.member.index.record(group[0].1.place) {
                 let (record, read) = record_read(&shape, at, group);
                 records.push(record);
                 reads.push(read);
@@ -128,12 +122,12 @@ impl FarReader {
                 self.used_bytes.fetch_add(bytes, Ordering::Relaxed);
             }
             Err(Cause::Recycled) => {
-                if let Some(file) = self.index.remove_pack(at.writer, at.number) {
-                    self.tier.forget(file);
+                if let Some(file) = self.member.index.remove_pack(at.writer, at.number) {
+                    self.member.tier.forget(file);
                 }
             }
             Err(cause) if cause.is_damage() => {
-                self.index.forget(shape.namespace, hash);
+                self.member.index.forget(shape.namespace, hash);
             }
             Err(_) => {}
         }

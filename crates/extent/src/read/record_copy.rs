@@ -55,7 +55,8 @@ impl RecordMemory {
         &mut self,
         io: &SourceIo,
         pinned: &PinnedFile,
-        (store, extent): (StoreId, &Extent),
+        store: StoreId,
+        extent: &Extent,
         at: usize,
     ) -> Result<RecordHeader, Cause> {
         let bytes = usize::try_from(extent.total_bytes()).expect("64-bit addresses");

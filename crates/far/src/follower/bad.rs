@@ -37,7 +37,7 @@ impl fmt::Display for BadName {
 impl BadObjects {
     pub(super) fn note(&mut self, name: BadName, reason: &str, polled: &mut Polled) {
         if self.reasons.insert(name, reason.to_owned()).is_none() {
-            polled.bad_objects += 1;
+            polled.bad.new += 1;
             self.newest = Some(name);
             tracing::warn!(%name, reason, "not used; its blocks are misses, and everything else is followed");
         }
@@ -76,10 +76,10 @@ impl BadObjects {
         let is_catalog =
             |name: &&BadName| matches!(name, BadName::Object(name) if !name.is_removals());
         let catalogs = self.reasons.keys().filter(is_catalog).count();
-        polled.count_bad(self.reasons.len() as u64, catalogs as u64);
+        (polled.bad.now, polled.bad.catalogs) = (self.reasons.len() as u64, catalogs as u64);
         let newest = self.newest.filter(|name| self.contains(*name));
         let newest = newest.or_else(|| self.reasons.keys().next_back().copied());
-        polled.newest_bad = newest
+        polled.bad.newest = newest
             .map(|name| BadObject { name: name.to_string(), reason: self.reasons[&name].clone() });
     }
 }

@@ -10,23 +10,20 @@
 //!    them. They count as applied for as long as the index has them. All are kept while a list cannot be read.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{Clock, Deadline, Nanos, Stopped, StoreId};
+use dalsegno_core::{Deadline, Nanos, Stopped, StoreId};
 use dalsegno_io::IoError;
 
 use super::bad::{BadName, BadObjects};
 use crate::format::{MAX_LIST_BYTES, RemovalList};
-use crate::index::{FarIndex, ListSpan, SeenList};
+use crate::index::{ListSpan, SeenList};
+use crate::member::{FOLLOW_LIMIT, Member};
 use crate::names::{Object, ObjectName, WriterId};
 use crate::polled::Polled;
 use crate::removal::{Applied, RemovalId};
-use crate::replies::{Replies, wait_for};
-use crate::tier::Tier;
+use crate::replies::Replies;
 
-/// How long one call may take.
-const CALL_LIMIT: Duration = Duration::from_secs(30);
 /// Lists that are fetched at a time.
 const FETCHES: usize = 16;
 /// In how many polls one list may fail, before it costs only itself.
@@ -40,10 +37,7 @@ pub(super) const GONE_FOR: Duration = Duration::from_secs(3600);
 /// Follows the lists of removals.
 #[derive(Debug)]
 pub(super) struct ListFollower {
-    tier: Arc<dyn Tier>,
-    index: Arc<FarIndex>,
-    clock: Arc<dyn Clock>,
-    own: WriterId,
+    member: Member,
     /// What earlier opens of the store had applied, of stores with lists that this open has not read yet.
     earlier: Applied,
     /// The removals in the list of a writer that was read last. The next one repeats most of them.
@@ -64,15 +58,10 @@ enum Fetched {
 }
 
 impl ListFollower {
-    pub(super) fn new(
-        tier: Arc<dyn Tier>,
-        index: Arc<FarIndex>,
-        clock: Arc<dyn Clock>,
-        own: WriterId,
-    ) -> Self {
+    pub(super) fn new(member: Member) -> Self {
         let (earlier, gone) = (Applied::default(), Vec::new());
         let (last, failures) = (BTreeMap::new(), BTreeMap::new());
-        Self { tier, index, clock, own, earlier, last, gone, failures }
+        Self { member, earlier, last, gone, failures }
     }
 
     pub(super) fn set_earlier(&mut self, applied: Applied) {
@@ -92,7 +81,7 @@ impl ListFollower {
     /// Reads the lists that are new. Tries those again that could not be used, if `retries`.
     pub(super) fn follow(&mut self, retries: bool, bad: &mut BadObjects, polled: &mut Polled) {
         for _ in 0..TRIES {
-            let listed = match wait_for(&self.clock, CALL_LIMIT, |ask| self.tier.removals(ask)) {
+            let listed = match self.member.ask(FOLLOW_LIMIT, |tier, ask| tier.removals(ask)) {
                 Ok(listed) => listed,
                 Err(error) if error.is_of_object() => {
                     bad.note(BadName::RemovalsFolder, &error.to_string(), polled);
@@ -102,7 +91,7 @@ impl ListFollower {
             };
             bad.forget(BadName::RemovalsFolder);
             let names: BTreeSet<ObjectName> = listed.into_iter().map(|(name, _)| name).collect();
-            let is_wanted = |name: &&ObjectName| match self.index.known().lists.get(name) {
+            let is_wanted = |name: &&ObjectName| match self.member.index.known().lists.get(name) {
                 None => true,
                 Some(SeenList::Read(_)) => false,
                 Some(SeenList::Unread) => retries,
@@ -130,7 +119,7 @@ impl ListFollower {
         polled: &mut Polled,
     ) -> Fetched {
         wanted.reverse();
-        let replies: Replies<Vec<u8>> = Replies::new(&self.clock);
+        let replies: Replies<Vec<u8>> = Replies::new(&self.member.clock);
         let mut under_way: BTreeMap<u64, ObjectName> = BTreeMap::new();
         let (mut tag, mut fetched) = (0, Fetched::All);
         loop {
@@ -139,12 +128,12 @@ impl ListFollower {
             {
                 tag += 1;
                 under_way.insert(tag, name);
-                self.tier.fetch(name, MAX_LIST_BYTES, replies.ask(tag, CALL_LIMIT));
+                self.member.tier.fetch(name, MAX_LIST_BYTES, replies.ask(tag, FOLLOW_LIMIT));
             }
             if under_way.is_empty() {
                 return fetched;
             }
-            let deadline = Deadline::At(self.clock.now().after(CALL_LIMIT));
+            let deadline = Deadline::At(self.member.clock.now().after(FOLLOW_LIMIT));
             let Some(reply) = replies.next(deadline) else {
                 polled.fail(IoError::Stopped(Stopped::Deadline));
                 return Fetched::Failed;
@@ -153,7 +142,7 @@ impl ListFollower {
             match reply.result {
                 Ok(bytes) => self.apply(name, &bytes, bad, polled),
                 Err(error) if error.is_not_found() => {
-                    self.index.known().lists.remove(&name);
+                    self.member.index.known().lists.remove(&name);
                     bad.forget(BadName::Object(name));
                     if fetched == Fetched::All {
                         fetched = Fetched::SomeGone;
@@ -195,24 +184,24 @@ impl ListFollower {
         let ids = list.removals.iter().map(|removal| removal.id).collect();
         let before = self.last.insert(list.writer, ids).unwrap_or_default();
         for removal in list.removals.into_iter().filter(|removal| !before.contains(&removal.id)) {
-            self.index.remove(&removal);
-            if removal.id.by != self.own {
+            self.member.index.remove(&removal);
+            if removal.id.by != self.member.writer {
                 polled.removals.push(removal);
             }
         }
-        self.index.known().lists.insert(name, seen);
+        self.member.index.known().lists.insert(name, seen);
     }
 
     fn refuse(&self, name: ObjectName, reason: &str, bad: &mut BadObjects, polled: &mut Polled) {
-        self.index.known().lists.insert(name, SeenList::Unread);
+        self.member.index.known().lists.insert(name, SeenList::Unread);
         bad.note(BadName::Object(name), reason, polled);
     }
 
     /// Forgets the lists that are not at the location any more, and after an hour the removals that no list has.
     fn forget_gone(&mut self, present: &BTreeSet<ObjectName>, bad: &mut BadObjects) {
-        let now = self.clock.now();
+        let now = self.member.clock.now();
         self.failures.retain(|name, _| present.contains(name));
-        let mut known = self.index.known();
+        let mut known = self.member.index.known();
         let gone: Vec<ObjectName> =
             known.lists.keys().filter(|name| !present.contains(name)).copied().collect();
         let mut spans = Vec::new();
@@ -222,7 +211,7 @@ impl ListFollower {
             spans.extend_from_slice(list.spans());
         }
         let listed = known.present(&[]);
-        spans.retain(|span| span.by != self.own && !listed.contain_all(span));
+        spans.retain(|span| span.by != self.member.writer && !listed.contain_all(span));
         if !spans.is_empty() {
             // A list that returns is read as a new one.
             self.last.clear();
@@ -232,22 +221,26 @@ impl ListFollower {
         let is_old = |(_, since): &(ListSpan, Nanos)| now.since(*since) >= GONE_FOR;
         if known.lists.values().all(SeenList::is_read) && self.gone.iter().any(is_old) {
             self.gone.retain(|gone| !is_old(gone));
-            self.index.retain_removals(&known.present(&self.gone));
+            self.member.index.retain_removals(&known.present(&self.gone));
         }
     }
 
     /// The stores with a list that cannot be used: it may have removals that come before those of later lists.
     fn unread(&self) -> BTreeSet<StoreId> {
-        let known = self.index.known();
+        let known = self.member.index.known();
         let unread = known.lists.iter().filter(|(_, list)| !list.is_read());
         unread.map(|(name, _)| name.writer.store).collect()
     }
 
     /// The newest removal of each other writer that is at the location, or was until recently, or is published here.
     fn at_location(&self) -> Applied {
-        let known = self.index.known();
+        let known = self.member.index.known();
         let listed = known.lists.values().flat_map(SeenList::newest);
         let gone = self.gone.iter().map(|(span, _)| span.newest());
-        listed.chain(gone).chain(known.own().iter()).filter(|id| id.by != self.own).collect()
+        listed
+            .chain(gone)
+            .chain(known.own().iter())
+            .filter(|id| id.by != self.member.writer)
+            .collect()
     }
 }

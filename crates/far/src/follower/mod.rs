@@ -15,29 +15,26 @@ mod bad;
 mod lists;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{Clock, Deadline, Nanos, Stopped};
+use dalsegno_core::{Deadline, Nanos, Stopped};
 use dalsegno_io::IoError;
 
 use self::bad::{BadName, BadObjects};
 use self::lists::ListFollower;
 use crate::format::{Catalog, MAX_CATALOG_BYTES};
-use crate::index::FarIndex;
+use crate::member::{FOLLOW_LIMIT, Member};
 use crate::names::{Object, WriterId};
 use crate::polled::{LocationTime, Polled};
 use crate::removal::Applied;
-use crate::replies::{Replies, wait_for};
+use crate::replies::Replies;
 use crate::signs::Signs;
-use crate::tier::{Listed, Tier};
+use crate::tier::Listed;
 
 /// Polls from one listing to the next.
 pub const LIST_EVERY: u64 = 30;
 /// The location's time is asked again after this time, also between two listings: the host may have been suspended.
 const ASK_AFTER: Duration = Duration::from_secs(90);
-/// How long one call may take.
-const CALL_LIMIT: Duration = Duration::from_secs(30);
 /// Objects that are fetched at a time.
 const FETCHES: usize = 16;
 /// Catalogs that cannot be used and that a poll tries again.
@@ -92,11 +89,7 @@ impl Followed {
 /// Follows the writers of a location.
 #[derive(Debug)]
 pub struct Follower {
-    tier: Arc<dyn Tier>,
-    index: Arc<FarIndex>,
-    clock: Arc<dyn Clock>,
-    /// Its packs are indexed by who publishes them.
-    own: WriterId,
+    member: Member,
     writers: BTreeMap<WriterId, Followed>,
     lists: ListFollower,
     /// Catalogs that were set aside, because lists cannot be read whose removals may cover their packs.
@@ -110,19 +103,13 @@ pub struct Follower {
 }
 
 impl Follower {
-    /// Follows all writers but `own`, and the removals of all.
+    /// Follows all writers but `member`, whose packs it indexes when it publishes them, and the removals of all.
     #[must_use]
-    pub fn new(
-        tier: Arc<dyn Tier>,
-        index: Arc<FarIndex>,
-        clock: Arc<dyn Clock>,
-        own: WriterId,
-    ) -> Self {
-        let (of_tier, of_index) = (Arc::clone(&tier), Arc::clone(&index));
-        let lists = ListFollower::new(of_tier, of_index, Arc::clone(&clock), own);
+    pub fn new(member: Member) -> Self {
+        let lists = ListFollower::new(member.clone());
         let (writers, set_aside, bad) = (BTreeMap::new(), BTreeSet::new(), BadObjects::default());
         let (polls, reopened, asked) = (0, 0, None);
-        Self { tier, index, clock, own, writers, lists, set_aside, bad, polls, reopened, asked }
+        Self { member, writers, lists, set_aside, bad, polls, reopened, asked }
     }
 
     /// Says what earlier opens of the store had applied. As long as lists of these stores cannot be read, packs whose
@@ -135,7 +122,7 @@ impl Follower {
     pub fn poll(&mut self) -> Polled {
         let lists = self.polls.is_multiple_of(LIST_EVERY);
         self.polls += 1;
-        let began = self.clock.now();
+        let began = self.member.clock.now();
         let mut polled = Polled::default();
         let asks = lists || self.asked.is_none_or(|asked| began.since(asked) >= ASK_AFTER);
         if asks {
@@ -157,7 +144,7 @@ impl Follower {
         } else if polled.at_location.is_some() && !polled.hangs() {
             self.follow_writers(lists, &mut polled);
             if lists && polled.failure.is_none() {
-                self.index.known().set_complete(began, self.reopened);
+                self.member.index.known().set_complete(began, self.reopened);
             }
         }
         self.bad.report(&mut polled);
@@ -177,7 +164,7 @@ impl Follower {
     /// Whether the location is another directory than when lists were read last. What was read may be of either one, so
     /// the next poll reads all of the new one, the lists first.
     fn is_elsewhere(&mut self) -> bool {
-        let reopened = self.tier.facts().reopened;
+        let reopened = self.member.tier.facts().reopened;
         let is_elsewhere = reopened != self.reopened;
         if is_elsewhere {
             (self.reopened, self.polls) = (reopened, 0);
@@ -186,7 +173,7 @@ impl Follower {
     }
 
     fn ask_time(&self, polled: &mut Polled) {
-        match wait_for(&self.clock, CALL_LIMIT, |ask| self.tier.now(ask)) {
+        match self.member.ask(FOLLOW_LIMIT, |tier, ask| tier.now(ask)) {
             Ok(now) => polled.time = LocationTime::Is(now),
             Err(error) if error.is_late() => polled.fail(error),
             // Nothing can be written there.
@@ -199,18 +186,18 @@ impl Follower {
         if polled.time != LocationTime::Unknown || polled.at_location.is_none() {
             return;
         }
-        match wait_for(&self.clock, CALL_LIMIT, |ask| self.tier.removals_changed(ask)) {
+        match self.member.ask(FOLLOW_LIMIT, |tier, ask| tier.removals_changed(ask)) {
             Ok(changed) => polled.time = LocationTime::NotBefore(changed),
             Err(error) => polled.fail(error),
         }
     }
 
     fn follow_writers(&mut self, lists: bool, polled: &mut Polled) {
-        let mut present = match wait_for(&self.clock, CALL_LIMIT, |ask| self.tier.writers(ask)) {
+        let mut present = match self.member.ask(FOLLOW_LIMIT, |tier, ask| tier.writers(ask)) {
             Ok(present) => present,
             Err(error) => return polled.fail(error),
         };
-        present.retain(|writer| *writer != self.own);
+        present.retain(|writer| *writer != self.member.writer);
         self.forget_writers(&present, polled);
         let mut wanted = Vec::new();
         for writer in present {
@@ -235,14 +222,14 @@ impl Follower {
         }
         // One that cannot be used is tried again with the others.
         let is_bad = |name| self.bad.contains(BadName::Object(name));
-        let again = self.index.to_index_again().into_iter();
+        let again = self.member.index.to_index_again().into_iter();
         wanted.extend(again.filter(|(of, number)| !is_bad(of.object(Object::Catalog(*number)))));
         self.fetch(wanted, polled);
     }
 
     /// Lists the folder of a writer, and adds its new catalogs to the wanted ones.
     fn list(&mut self, writer: WriterId, wanted: &mut Vec<(WriterId, u64)>, polled: &mut Polled) {
-        let listed = wait_for(&self.clock, CALL_LIMIT, |ask| self.tier.list(writer, None, ask));
+        let listed = self.member.ask(FOLLOW_LIMIT, |tier, ask| tier.list(writer, None, ask));
         let followed = self.writers.entry(writer).or_default();
         match listed {
             Ok(listed) => {
@@ -251,12 +238,12 @@ impl Follower {
                 let new = numbers.iter().filter(|number| !followed.seen.contains(number));
                 wanted.extend(new.map(|number| (writer, *number)));
                 self.bad.forget(BadName::Folder(writer));
-                self.index.known().unlisted.remove(&writer);
+                self.member.index.known().unlisted.remove(&writer);
                 self.forget_packs(writer, &numbers, polled);
             }
             Err(error) if error.is_of_object() => {
                 followed.listing = Listing::Refused;
-                self.index.known().unlisted.insert(writer);
+                self.member.index.known().unlisted.insert(writer);
                 self.bad.note(BadName::Folder(writer), &error.to_string(), polled);
             }
             Err(error) => {
@@ -278,7 +265,7 @@ impl Follower {
             self.forget_packs(writer, &BTreeSet::new(), polled);
             self.writers.remove(&writer);
             self.bad.forget_writer(writer);
-            self.index.known().unlisted.remove(&writer);
+            self.member.index.known().unlisted.remove(&writer);
         }
     }
 
@@ -287,16 +274,16 @@ impl Follower {
         if let Some(followed) = self.writers.get_mut(&writer) {
             followed.seen.retain(|number| present.contains(number));
         }
-        let numbers = self.index.known().numbers(writer);
+        let numbers = self.member.index.known().numbers(writer);
         for number in numbers.into_iter().filter(|number| !present.contains(number)) {
             let name = BadName::Object(writer.object(Object::Catalog(number)));
             if self.bad.contains(name) {
                 // Listings do not show a directory in the place of a catalog.
                 continue;
             }
-            self.index.known().remove_catalog(writer, number);
-            if let Some(file) = self.index.remove_pack(writer, number) {
-                self.tier.forget(file);
+            self.member.index.known().remove_catalog(writer, number);
+            if let Some(file) = self.member.index.remove_pack(writer, number) {
+                self.member.tier.forget(file);
                 polled.gone_packs += 1;
             }
         }
@@ -306,7 +293,7 @@ impl Follower {
     fn fetch(&mut self, mut wanted: Vec<(WriterId, u64)>, polled: &mut Polled) {
         let mut asked: BTreeSet<(WriterId, u64)> = wanted.iter().copied().collect();
         wanted.reverse();
-        let replies: Replies<Vec<u8>> = Replies::new(&self.clock);
+        let replies: Replies<Vec<u8>> = Replies::new(&self.member.clock);
         let mut under_way: BTreeMap<u64, (WriterId, u64)> = BTreeMap::new();
         let mut tag = 0;
         loop {
@@ -316,12 +303,12 @@ impl Follower {
                 tag += 1;
                 under_way.insert(tag, (writer, number));
                 let name = writer.object(Object::Catalog(number));
-                self.tier.fetch(name, MAX_CATALOG_BYTES, replies.ask(tag, CALL_LIMIT));
+                self.member.tier.fetch(name, MAX_CATALOG_BYTES, replies.ask(tag, FOLLOW_LIMIT));
             }
             if under_way.is_empty() {
                 return;
             }
-            let deadline = Deadline::At(self.clock.now().after(CALL_LIMIT));
+            let deadline = Deadline::At(self.member.clock.now().after(FOLLOW_LIMIT));
             let Some(reply) = replies.next(deadline) else {
                 return polled.fail(IoError::Stopped(Stopped::Deadline));
             };
@@ -344,12 +331,12 @@ impl Follower {
         fetched: Result<Vec<u8>, IoError>,
         polled: &mut Polled,
     ) -> bool {
-        if self.tier.facts().reopened != self.reopened {
+        if self.member.tier.facts().reopened != self.reopened {
             // The next poll reads the lists there first.
             return false;
         }
         // An own pack had blocks of another one, which has gone.
-        let is_own = writer == self.own;
+        let is_own = writer == self.member.writer;
         let mut none = Followed::default();
         let followed = self.writers.get_mut(&writer).or(is_own.then_some(&mut none));
         let Some(followed) = followed else { return false };
@@ -384,7 +371,7 @@ impl Follower {
             Ok(catalog) => catalog,
             Err(reason) => {
                 if !is_own {
-                    self.index.known().add_unread(writer, number);
+                    self.member.index.known().add_unread(writer, number);
                 }
                 self.bad.note(name, &reason, polled);
                 return !is_own;
@@ -392,17 +379,17 @@ impl Follower {
         };
         self.bad.forget(name);
         if !is_own && self.lists.may_cover(&catalog.applied) {
-            self.index.known().add_catalog(&catalog);
+            self.member.index.known().add_catalog(&catalog);
             self.set_aside.insert((writer, number));
             return true;
         }
-        let file = || self.tier.file(writer.object(Object::Pack(number)));
+        let file = || self.member.tier.file(writer.object(Object::Pack(number)));
         let indexed = if is_own {
-            self.index.insert_again(&catalog)
+            self.member.index.insert_again(&catalog)
         } else {
-            self.index.insert(&catalog, file)
+            self.member.index.insert(&catalog, file)
         };
-        indexed.forgotten.into_iter().for_each(|file| self.tier.forget(file));
+        indexed.forgotten.into_iter().for_each(|file| self.member.tier.forget(file));
         polled.new_blocks += indexed.new_blocks;
         polled.catalogs += 1;
         !is_own

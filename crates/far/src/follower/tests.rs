@@ -3,8 +3,10 @@ mod lists_return;
 mod other_names;
 mod whole_view;
 
+use std::sync::Arc;
+
 use dalsegno_core::{
-    ChainHash, Extent, ExtentId, KvLayout, Location, ManualClock, NamespaceId, StoreId,
+    ChainHash, Clock, Extent, ExtentId, KvLayout, Location, ManualClock, NamespaceId, StoreId,
 };
 use dalsegno_io::Memory;
 use parking_lot::Mutex;
@@ -12,9 +14,11 @@ use parking_lot::Mutex;
 use self::faulty_tier::FaultyTier;
 use super::*;
 use crate::format::RemovalList;
+use crate::index::FarIndex;
 use crate::names::ObjectName;
 use crate::removal::{Applied, Removal, RemovalId};
-use crate::tier::{MemoryLocation, MemoryTier};
+use crate::replies::wait_for;
+use crate::tier::{MemoryLocation, MemoryTier, Tier};
 
 const EACCES: i32 = 13;
 const EIO: i32 = 5;
@@ -43,18 +47,23 @@ impl Setup {
         let (inner, faults, stale) = (location.mount(), Mutex::default(), Mutex::default());
         let (reopen_at, reopened) = (Mutex::default(), 0.into());
         let reader = Arc::new(FaultyTier { inner, faults, stale, reopen_at, reopened });
-        let of_follower = Arc::<FaultyTier>::clone(&reader);
-        let follower = Follower::new(of_follower, Arc::clone(&index), Arc::clone(&clock), OWN);
+        let (of_follower, of_clock) = (Arc::<FaultyTier>::clone(&reader), Arc::clone(&clock));
+        let follower = Follower::new(Member {
+            tier: of_follower,
+            index: Arc::clone(&index),
+            clock: of_clock,
+            writer: OWN,
+        });
         Self { tier: location.mount(), reader, manual, clock, index, follower }
     }
 
     fn publish(&self, name: ObjectName, bytes: Vec<u8>) {
         let bytes = vec![Memory::owned(bytes, ())];
-        wait_for(&self.clock, CALL_LIMIT, |ask| self.tier.publish(name, bytes, ask)).unwrap();
+        wait_for(&self.clock, FOLLOW_LIMIT, |ask| self.tier.publish(name, bytes, ask)).unwrap();
     }
 
     fn remove(&self, name: ObjectName) {
-        wait_for(&self.clock, CALL_LIMIT, |ask| self.tier.remove(name, ask)).unwrap();
+        wait_for(&self.clock, FOLLOW_LIMIT, |ask| self.tier.remove(name, ask)).unwrap();
     }
 
     fn publish_catalog(&self, open: u64, number: u64) {
@@ -239,7 +248,7 @@ fn a_list_that_fails_for_the_moment_leaves_the_others_and_the_poll_incomplete() 
     setup.break_name(list_name(6, 1), EIO);
     let polled = setup.follower.poll();
     assert_eq!((ids(&polled), at_location(&polled)), (vec![(5, 1), (7, 1)], None));
-    assert!(polled.failure.is_some() && polled.bad_now == 0);
+    assert!(polled.failure.is_some() && polled.bad.now == 0);
     assert!(!setup.finds(20), "its blocks may be removed");
     assert!(!setup.index.known().is_fresh(setup.clock.now(), 0));
     setup.clear_faults();
@@ -260,22 +269,22 @@ fn lists_that_cannot_be_used_are_counted_named_skipped_and_tried_again_at_listin
     setup.break_name(list_name(6, 1), EACCES);
     let polled = setup.follower.poll();
     assert_eq!((ids(&polled), at_location(&polled)), (vec![(5, 1)], Some(vec![(5, 1)])));
-    assert_eq!((polled.bad_objects, polled.bad_now), (3, 3));
-    let newest = polled.newest_bad.unwrap();
+    assert_eq!((polled.bad.new, polled.bad.now), (3, 3));
+    let newest = polled.bad.newest.unwrap();
     assert!(newest.name.starts_with("removals/"), "{newest:?}");
     assert!(polled.failure.is_none());
     setup.clear_faults();
     for _ in 2..LIST_EVERY {
         let polled = setup.follower.poll();
-        assert_eq!((polled.removals.len(), polled.bad_objects, polled.bad_now), (0, 0, 3));
+        assert_eq!((polled.removals.len(), polled.bad.new, polled.bad.now), (0, 0, 3));
     }
     setup.follower.poll();
     let polled = setup.follower.poll();
-    assert_eq!((ids(&polled), polled.bad_now), (vec![(6, 1)], 2));
+    assert_eq!((ids(&polled), polled.bad.now), (vec![(6, 1)], 2));
     assert_eq!(at_location(&polled), Some(vec![(5, 1), (6, 1)]));
     // One that is removed is forgotten.
     setup.remove(list_name(7, 1));
-    assert_eq!(setup.follower.poll().bad_now, 1);
+    assert_eq!(setup.follower.poll().bad.now, 1);
 }
 
 #[test]
@@ -285,12 +294,12 @@ fn catalogs_are_not_followed_while_lists_of_removals_cannot_be_read() {
     setup.break_name("removals", EACCES);
     let polled = setup.follower.poll();
     assert!(polled.at_location.is_none() && polled.failure.is_none() && !setup.finds(20));
-    assert_eq!(polled.newest_bad.unwrap().name, "removals");
+    assert_eq!(polled.bad.newest.unwrap().name, "removals");
     setup.break_name("removals", EIO);
     assert!(setup.follower.poll().failure.is_some() && !setup.finds(20));
     setup.clear_faults();
     let polled = setup.follower.poll();
-    assert!(polled.at_location.is_some() && polled.bad_now == 0 && setup.finds(20));
+    assert!(polled.at_location.is_some() && polled.bad.now == 0 && setup.finds(20));
 }
 
 #[test]
@@ -303,17 +312,17 @@ fn a_catalog_that_cannot_be_used_costs_only_itself() {
     setup.break_name(refused, EACCES);
     let polled = setup.follower.poll();
     assert!(setup.finds(11) && !setup.finds(12) && setup.finds(13) && setup.finds(21));
-    assert_eq!((polled.bad_objects, polled.bad_now, polled.bad_catalogs()), (1, 1, 1));
-    let newest = polled.newest_bad.unwrap();
+    assert_eq!((polled.bad.new, polled.bad.now, polled.bad.catalogs), (1, 1, 1));
+    let newest = polled.bad.newest.unwrap();
     assert_eq!(newest.name, refused.to_string());
     assert!(newest.reason.contains("denied"), "{}", newest.reason);
     assert!(polled.failure.is_none());
     setup.publish_block(1, 4, 14, &[]);
     let polled = setup.follower.poll();
-    assert!(setup.finds(14) && polled.bad_objects == 0);
+    assert!(setup.finds(14) && polled.bad.new == 0);
     setup.clear_faults();
     setup.poll(LIST_EVERY);
-    assert!(setup.finds(12) && setup.follower.poll().bad_now == 0);
+    assert!(setup.finds(12) && setup.follower.poll().bad.now == 0);
 }
 
 #[test]
@@ -326,12 +335,12 @@ fn a_directory_in_the_place_of_the_next_catalog_does_not_hide_those_behind_it() 
     setup.break_name(writer(1).object(Object::Catalog(2)), EISDIR);
     setup.publish_block(1, 3, 13, &[]);
     let polled = setup.follower.poll();
-    assert!(setup.finds(13) && polled.bad_now == 1);
+    assert!(setup.finds(13) && polled.bad.now == 1);
     setup.poll(LIST_EVERY);
-    assert_eq!(setup.follower.poll().bad_now, 1);
+    assert_eq!(setup.follower.poll().bad.now, 1);
     setup.clear_faults();
     setup.poll(LIST_EVERY);
-    assert_eq!(setup.follower.poll().bad_now, 0);
+    assert_eq!(setup.follower.poll().bad.now, 0);
 }
 
 #[test]
@@ -343,13 +352,13 @@ fn a_folder_of_another_user_costs_only_itself_and_is_tried_again_at_listings() {
     setup.break_name(writer(2), EACCES);
     let polled = setup.follower.poll();
     assert!(setup.finds(10) && !setup.finds(20) && setup.finds(30));
-    assert_eq!((polled.bad_objects, polled.bad_now), (1, 1));
-    assert_eq!(polled.newest_bad.unwrap().name, writer(2).to_string());
+    assert_eq!((polled.bad.new, polled.bad.now), (1, 1));
+    assert_eq!(polled.bad.newest.unwrap().name, writer(2).to_string());
     assert!(polled.failure.is_none() && polled.at_location.is_some());
     setup.clear_faults();
     assert_eq!(setup.poll(LIST_EVERY - 1), 0);
     assert_eq!(setup.poll(1), 1);
-    assert!(setup.finds(20) && setup.follower.poll().bad_now == 0);
+    assert!(setup.finds(20) && setup.follower.poll().bad.now == 0);
 }
 
 #[test]
@@ -362,7 +371,7 @@ fn a_writer_whose_objects_fail_for_the_moment_is_read_by_the_next_poll_and_other
     setup.break_name(writer(2).object(Object::Catalog(1)), EIO);
     let polled = setup.follower.poll();
     assert!(!setup.finds(10) && !setup.finds(20) && setup.finds(30));
-    assert!(polled.failure.is_some() && polled.bad_now == 0);
+    assert!(polled.failure.is_some() && polled.bad.now == 0);
     setup.clear_faults();
     let polled = setup.follower.poll();
     assert!(setup.finds(10) && setup.finds(20) && polled.failure.is_none());

@@ -19,13 +19,13 @@ use std::collections::hash_map::Entry as Slot;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use dalsegno_core::{ChainHash, Extent, NamespaceId};
+use dalsegno_core::{ChainHash, NamespaceId};
 use dalsegno_io::FileId;
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockWriteGuard};
 
 use crate::format::Catalog;
 use crate::names::WriterId;
-use crate::removal::{Applied, Removal};
+use crate::removal::Removal;
 
 pub(crate) use known::{KnownObjects, ListSpan, PresentRemovals, SeenList};
 pub use packs::RecordAt;
@@ -154,7 +154,7 @@ impl FarIndex {
         let mut packs = self.packs.write();
         let indexed = packs.find(catalog.writer, catalog.number);
         let pack = indexed.unwrap_or_else(|| packs.add(catalog, &applied, file()));
-        self.insert_blocks(packs, (pack, &applied), catalog)
+        self.insert_blocks(packs, pack, catalog)
     }
 
     /// Adds the blocks of a pack that are not found any more through others, if the pack is indexed. Returns how many.
@@ -163,20 +163,20 @@ impl FarIndex {
         let Some(pack) = packs.find(catalog.writer, catalog.number) else {
             return Indexed::default();
         };
-        self.insert_blocks(packs, (pack, &catalog.applied), catalog)
+        self.insert_blocks(packs, pack, catalog)
     }
 
     fn insert_blocks(
         &self,
         mut packs: RwLockWriteGuard<'_, Packs>,
-        (pack, applied): (u32, &Applied),
+        pack: u32,
         catalog: &Catalog,
     ) -> Indexed {
         let mut added = Indexed::default();
         let losses = self.losses.load(Ordering::Relaxed);
         let mut hidden = 0;
-        for (record, extent) in (0_u16..).zip(&catalog.extents) {
-            let found = self.insert_extent(&packs, (applied, pack, record), extent);
+        for (record, _) in (0_u16..).zip(&catalog.extents) {
+            let found = self.insert_extent(&packs, pack, record, catalog);
             packs.add_blocks(pack, record, found.new);
             added.new_blocks += u64::from(found.new);
             hidden += u64::from(found.hidden);
@@ -198,12 +198,8 @@ impl FarIndex {
         added
     }
 
-    fn insert_extent(
-        &self,
-        packs: &Packs,
-        (applied, pack, record): (&Applied, u32, u16),
-        extent: &Extent,
-    ) -> Found {
+    fn insert_extent(&self, packs: &Packs, pack: u32, record: u16, catalog: &Catalog) -> Found {
+        let (extent, applied) = (&catalog.extents[usize::from(record)], &catalog.applied);
         let removed = self.removed.read();
         let mut found = Found::default();
         if removed.covers_all(extent.namespace, applied) {

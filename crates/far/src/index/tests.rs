@@ -1,7 +1,8 @@
-use dalsegno_core::{ExtentId, KvLayout, Location, StoreId};
+use dalsegno_core::{Extent, ExtentId, KvLayout, Location, StoreId};
 use proptest::prelude::*;
 
 use super::*;
+use crate::removal::Applied;
 use crate::removal::RemovalId;
 
 fn writer(open: u64) -> WriterId {

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use dalsegno_core::{Clock, ManualClock, StoreId};
 use dalsegno_far::{
-    Collector, DEAD_AFTER, DirectoryTier, DirectoryTierOptions, FarIndex, Object, Tier, WATCHED,
-    WriterId, wait_for,
+    Collector, DEAD_AFTER, DirectoryTier, DirectoryTierOptions, FarIndex, Member, Object, Tier,
+    WATCHED, WriterId, wait_for,
 };
 use dalsegno_io::Memory;
 
@@ -216,7 +216,8 @@ fn in_a_directory_the_times_of_its_file_system_count() {
     make_older(&path(5), DEAD_AFTER);
     let mut collector = {
         let index = Arc::new(FarIndex::new(1 << 20));
-        Collector::new(Arc::clone(&tier), index, Arc::clone(&host_clock), writer(9))
+        let (tier, clock) = (Arc::clone(&tier), Arc::clone(&host_clock));
+        Collector::new(Member { tier, index, clock, writer: writer(9) })
     };
     for _ in 0..4 {
         for _ in 0..12 {

@@ -66,7 +66,7 @@ fn history(changes: u64, mode: StopMode) -> bool {
     let mut c = Host::new(&location, &clock, (3, 3), 99);
     for _ in 0..2 {
         let polled = c.poll();
-        assert!(polled.bad_now == 0 && polled.failure.is_none(), "{polled:?}");
+        assert!(polled.bad.now == 0 && polled.failure.is_none(), "{polled:?}");
     }
     for block in 0..=u8::MAX {
         let reads = c.reads(block);

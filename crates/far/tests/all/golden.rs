@@ -15,7 +15,7 @@ use dalsegno_extent::format::{NewExtent, RecordPlace};
 use dalsegno_extent::{BlockTarget, IoBounds, PinnedFile, SourceIo};
 use dalsegno_far::format::{Catalog, RemovalList};
 use dalsegno_far::{
-    FarIndex, FarReader, FarShape, FarWanted, Follower, MemoryLocation, Object, Publisher,
+    FarIndex, FarReader, FarShape, FarWanted, Follower, Member, MemoryLocation, Object, Publisher,
     PublisherOptions, Removal, RemovalId, Tier, WriterId, wait_for,
 };
 use dalsegno_io::{BufferPool, Call, Memory, Source};
@@ -76,8 +76,9 @@ fn written() -> Vec<Vec<u8>> {
     let tier: Arc<dyn Tier> = Arc::new(MemoryLocation::new(Arc::clone(&clock)).mount());
     let index = Arc::new(FarIndex::new(1 << 20));
     let options = PublisherOptions { pack_bytes: 12_288, capacity_bytes: u64::MAX, flush: LIMIT };
-    let mut publisher =
-        Publisher::new(Arc::clone(&tier), index, Arc::clone(&clock), WRITER, options);
+    let (of_tier, of_clock) = (Arc::clone(&tier), Arc::clone(&clock));
+    let member = Member { tier: of_tier, index, clock: of_clock, writer: WRITER };
+    let mut publisher = Publisher::new(member, options);
     publisher.describe(NAMESPACE, &[0; 4096]).unwrap();
     let new = NewExtent {
         namespace: NAMESPACE,
@@ -97,11 +98,11 @@ fn written() -> Vec<Vec<u8>> {
     let log = Arc::new(MemoryLocation::new(Arc::clone(&clock)).mount());
     publish(&*log, &clock, Object::Pack(3), record);
     let pinned = PinnedFile { file: log.file(WRITER.object(Object::Pack(3))), guard: Arc::new(()) };
-    let of = (WRITER.store, &header.extent().unwrap());
+    let extent = header.extent().unwrap();
     publisher.set_applied([APPLIED].into_iter().collect());
     let io = io_of(log, &clock);
     for _ in 1..=7 {
-        publisher.add(&io, &pinned, of).unwrap();
+        publisher.add(&io, &pinned, WRITER.store, &extent).unwrap();
         while publisher.advance() > 0 {}
     }
     let id = RemovalId { by: WRITER, number: 1 };
@@ -147,15 +148,15 @@ fn the_golden_files_are_read() {
     }
     let index = Arc::new(FarIndex::new(1 << 20));
     let own = WriterId { open: 1, ..WRITER };
-    let mut follower =
-        Follower::new(Arc::clone(&tier), Arc::clone(&index), Arc::clone(&clock), own);
+    let of_clock = Arc::clone(&clock);
+    let member = Member { tier, index, clock: of_clock, writer: own };
+    let mut follower = Follower::new(member.clone());
     let polled = follower.poll();
-    assert_eq!((polled.catalogs, polled.removals.len(), polled.bad_now), (1, 1, 0));
-    assert!(index.find(NAMESPACE, &hash(1)).is_none(), "it was removed");
-    let place = index.find(NAMESPACE, &hash(0)).unwrap();
-    let of_tier: Arc<dyn Source> = Arc::clone(&tier) as Arc<dyn Source>;
-    let reader =
-        FarReader::new(Arc::new(io_of(of_tier, &clock)), Arc::clone(&tier), index, 1 << 20);
+    assert_eq!((polled.catalogs, polled.removals.len(), polled.bad.now), (1, 1, 0));
+    assert!(member.index.find(NAMESPACE, &hash(1)).is_none(), "it was removed");
+    let place = member.index.find(NAMESPACE, &hash(0)).unwrap();
+    let of_tier: Arc<dyn Source> = Arc::clone(&member.tier) as Arc<dyn Source>;
+    let reader = FarReader::new(Arc::new(io_of(of_tier, &clock)), member, 1 << 20);
     let memory = vec![Memory::zeroed(SLICE_BYTES as usize)];
     let target = BlockTarget { block: 0, memory, outlives_call: true, copy: Vec::new() };
     let shape = FarShape { namespace: NAMESPACE, layout: layout(), layers: 0..1 };
@@ -179,8 +180,8 @@ fn catalogs_of_version_1_are_refused_with_a_message_and_cost_only_their_blocks()
     }
     let index = Arc::new(FarIndex::new(1 << 20));
     let own = WriterId { open: 1, ..WRITER };
-    let polled = Follower::new(tier, index, clock, own).poll();
-    assert_eq!((polled.bad_objects, polled.catalogs), (2, 0));
-    assert!(polled.newest_bad.unwrap().reason.contains("older than this build reads"));
+    let polled = Follower::new(Member { tier, index, clock, writer: own }).poll();
+    assert_eq!((polled.bad.new, polled.catalogs), (2, 0));
+    assert!(polled.bad.newest.unwrap().reason.contains("older than this build reads"));
     assert!(polled.failure.is_none() && polled.at_location.is_some());
 }

@@ -10,8 +10,8 @@ use dalsegno_extent::format::{NewExtent, RecordPlace};
 use dalsegno_extent::{BlockTarget, IoBounds, PinnedFile, SourceIo};
 use dalsegno_far::{
     Applied, Collector, EarlierSearch, FarIndex, FarReader, FarShape, FarWanted, Follower,
-    LIST_EVERY, MemoryLocation, MemoryTier, Object, Polled, Publisher, PublisherOptions, Removal,
-    RemovalId, Tier, WriterId, wait_for,
+    LIST_EVERY, Member, MemoryLocation, MemoryTier, Object, Polled, Publisher, PublisherOptions,
+    Removal, RemovalId, Tier, WriterId, wait_for,
 };
 use dalsegno_io::{BufferPool, Call, IoError, Memory, Source};
 
@@ -87,15 +87,15 @@ impl Host {
             capacity_bytes: packs * RECORD_BYTES,
             flush: LIMIT,
         };
-        let (of_index, of_clock) = (|| Arc::clone(&index), || Arc::clone(clock));
-        let publisher =
-            Publisher::new(Arc::clone(&as_tier), of_index(), of_clock(), writer, options);
-        let search = EarlierSearch::new(Arc::clone(&as_tier), of_clock(), writer);
-        let follower = Follower::new(Arc::clone(&as_tier), of_index(), of_clock(), writer);
-        let collector = Collector::new(Arc::clone(&as_tier), of_index(), of_clock(), writer);
+        let member =
+            Member { tier: as_tier, index: Arc::clone(&index), clock: Arc::clone(clock), writer };
+        let publisher = Publisher::new(member.clone(), options);
+        let search = EarlierSearch::new(member.clone());
+        let follower = Follower::new(member.clone());
+        let collector = Collector::new(member.clone());
         let source = Arc::new(io_of(Arc::<MemoryTier>::clone(&tier), clock));
-        let reader = FarReader::new(source, as_tier, of_index(), 1 << 20);
-        let log = Arc::new(MemoryLocation::new(of_clock()).mount());
+        let reader = FarReader::new(source, member, 1 << 20);
+        let log = Arc::new(MemoryLocation::new(Arc::clone(clock)).mount());
         let log_io = io_of(Arc::<MemoryTier>::clone(&log), clock);
         Self {
             tier,
@@ -158,8 +158,7 @@ impl Host {
             return false;
         }
         let (pinned, extent) = self.record(first);
-        let of = (self.writer.store, &extent);
-        self.publisher.add(&self.log_io, &pinned, of).unwrap();
+        self.publisher.add(&self.log_io, &pinned, self.writer.store, &extent).unwrap();
         true
     }
 
@@ -204,7 +203,8 @@ impl Host {
         let tier = Arc::clone(&self.tier) as Arc<dyn Tier>;
         let (capacity_bytes, clock) = (self.capacity_bytes, Arc::clone(&self.log_io.clock));
         let options = PublisherOptions { pack_bytes: 1 << 20, capacity_bytes, flush: LIMIT };
-        self.publisher = Publisher::new(tier, Arc::clone(&self.index), clock, self.writer, options);
+        let (index, writer) = (Arc::clone(&self.index), self.writer);
+        self.publisher = Publisher::new(Member { tier, index, clock, writer }, options);
     }
 
     /// Publishes the removals that are not published; whether that succeeded.

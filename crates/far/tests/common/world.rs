@@ -52,7 +52,7 @@ impl World {
         self.clocks.pop();
         for _ in 0..2 {
             let polled = fresh.poll();
-            assert!(polled.bad_now == 0 && polled.failure.is_none(), "{polled:?}");
+            assert!(polled.bad.now == 0 && polled.failure.is_none(), "{polled:?}");
         }
         fresh
     }

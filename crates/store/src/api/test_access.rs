@@ -58,5 +58,5 @@ pub fn step_far(store: &Store, step: FarStep) -> Result<()> {
 pub fn applied(store: &Store) -> Result<Applied> {
     let store = store.door.enter()?;
     let far = store.meters.far.as_ref();
-    Ok(far.map(|far| far.publisher.lock().applied().clone()).unwrap_or_default())
+    Ok(far.map(|far| far.outbox.publisher.lock().applied().clone()).unwrap_or_default())
 }

@@ -2,7 +2,8 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `tier` | what the paths of the store use: lookups, reads, and offers of extents |
+//! | `tier` | what the paths of the store use: lookups and reads |
+//! | `outbox` | what waits to be written, and its publisher |
 //! | `removal_notes` | the removals that are applied or pending |
 //! | `promotions` | blocks that were hit twice |
 //! | `prefetches` | blocks that are likely to be requested next |
@@ -10,6 +11,7 @@
 //! | `timed_source` | how long requests take |
 //! | `stats` | the counters |
 
+pub(crate) mod outbox;
 pub(crate) mod prefetches;
 pub(crate) mod promotions;
 pub(crate) mod removal_notes;

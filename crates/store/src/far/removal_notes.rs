@@ -45,21 +45,27 @@ pub(crate) struct RemovalNotes {
 
 #[derive(Debug)]
 struct NotesState {
-    applied: Applied,
+    now: NotedView,
     /// As it is stored.
-    stored: Applied,
+    stored: NotedView,
     /// The newest removal of this open that packs name, and all before it.
     named: u64,
     pending: BTreeMap<RemovalId, PendingRemoval>,
     /// The number of the next removal.
     next: u64,
-    polled_at_ms: Option<u64>,
-    stored_polled_at_ms: Option<u64>,
     /// The generation of the stored record.
     generation: u64,
-    changes: u64,
-    stored_changes: u64,
     is_closed: bool,
+}
+
+/// What this store knows of the location.
+#[derive(Clone, Debug)]
+struct NotedView {
+    applied: Applied,
+    /// The location's time at the last complete poll.
+    polled_at_ms: Option<u64>,
+    /// Changes that are to be stored, counted.
+    changes: u64,
 }
 
 /// A removal that is not applied here, or not published.
@@ -133,18 +139,15 @@ impl RemovalNotes {
             (id, PendingRemoval { namespace, hashes, here, there, waiter: None })
         });
         let pending = pending.collect();
+        let stored = NotedView { applied, polled_at_ms, changes: 0 };
         let state = NotesState {
-            stored: applied.clone(),
-            applied,
+            // A new record is stored even if nothing is removed: a later open without a far location looks for it.
+            now: NotedView { changes: u64::from(!exists), ..stored.clone() },
+            stored,
             named: 0,
             pending,
             next: 1,
-            polled_at_ms,
-            stored_polled_at_ms: polled_at_ms,
             generation,
-            // A new record is stored even if nothing is removed: a later open without a far location looks for it.
-            changes: u64::from(!exists),
-            stored_changes: 0,
             is_closed: false,
         };
         let (state, storing) = (Mutex::new(state), Mutex::default());
@@ -182,7 +185,7 @@ impl RemovalNotes {
         if !hashes.is_empty() {
             state.bound();
         }
-        state.changes += 1;
+        state.now.changes += 1;
         drop(state);
         Ok(OwnRemoval { notes: Arc::clone(self), id, is_durable: false })
     }
@@ -279,19 +282,19 @@ impl RemovalNotes {
             }
         }
         if outcome.is_ok() {
-            state.changes += u64::from(!removals.is_empty());
+            state.now.changes += u64::from(!removals.is_empty());
             state.settle(self.own);
         }
     }
 
     /// Whether a removal is applied here.
     pub(crate) fn is_applied(&self, id: RemovalId) -> bool {
-        self.state.lock().applied.contains(id)
+        self.state.lock().now.applied.contains(id)
     }
 
     /// The location's time at the last complete poll.
     pub(crate) fn polled_at(&self) -> Option<Duration> {
-        self.state.lock().polled_at_ms.map(Duration::from_millis)
+        self.state.lock().now.polled_at_ms.map(Duration::from_millis)
     }
 
     /// Notes that everything at the location is applied, if removals of earlier opens that are pending are. Those of
@@ -311,40 +314,40 @@ impl RemovalNotes {
         }
         let is_held = |id: &RemovalId| unread.contains(&id.by.store);
         let new = at_location.iter().filter(|id| !is_held(id));
-        let mut applied: Applied = new.chain(state.applied.iter().filter(is_held)).collect();
+        let mut applied: Applied = new.chain(state.now.applied.iter().filter(is_held)).collect();
         let own = [self.own].into_iter().chain(state.pending.keys().map(|id| id.by));
         for by in own {
-            applied.note(RemovalId { by, number: state.applied.number(by) });
+            applied.note(RemovalId { by, number: state.now.applied.number(by) });
         }
-        if applied != state.applied {
-            state.applied = applied;
-            state.changes += 1;
+        if applied != state.now.applied {
+            state.now.applied = applied;
+            state.now.changes += 1;
         }
         if let Some(now_ms) = time.and_then(|time| u64::try_from(time.as_millis()).ok()) {
-            state.polled_at_ms = Some(now_ms);
-            let stored = state.stored_polled_at_ms;
+            state.now.polled_at_ms = Some(now_ms);
+            let stored = state.stored.polled_at_ms;
             let is_later = stored.is_none_or(|stored| now_ms >= stored + STORE_TIME_AFTER_MS);
-            state.changes += u64::from(is_later);
+            state.now.changes += u64::from(is_later);
         }
         true
     }
 
     /// The applied removals that are stored: the packs name these.
     pub(crate) fn stored_applied(&self) -> Applied {
-        self.state.lock().stored.clone()
+        self.state.lock().stored.applied.clone()
     }
 
     /// Whether there is something to store.
     pub(crate) fn is_changed(&self) -> bool {
         let state = self.state.lock();
-        state.changes > state.stored_changes
+        state.now.changes > state.stored.changes
     }
 
     /// Notes that the location's time is to be stored, because the store is closed.
     pub(crate) fn keep_time(&self) {
         let mut state = self.state.lock();
-        if state.polled_at_ms != state.stored_polled_at_ms {
-            state.changes += 1;
+        if state.now.polled_at_ms != state.stored.polled_at_ms {
+            state.now.changes += 1;
         }
     }
 
@@ -357,18 +360,17 @@ impl RemovalNotes {
         let _one = self.storing.lock();
         let (record, changes) = {
             let mut state = self.state.lock();
-            if state.changes <= state.stored_changes {
+            if state.now.changes <= state.stored.changes {
                 return Ok(());
             }
             state.bound();
-            (state.record(self.store), state.changes)
+            (state.record(self.store), state.now.changes)
         };
         files.write_removals(record.generation, &record.encode())?;
         let mut state = self.state.lock();
         state.generation = record.generation;
-        state.stored_polled_at_ms = record.polled_at_ms;
-        state.stored = record.applied;
-        state.stored_changes = changes;
+        let RemovalRecord { applied, polled_at_ms, .. } = record;
+        state.stored = NotedView { applied, polled_at_ms, changes };
         Ok(())
     }
 
@@ -393,7 +395,7 @@ impl PendingRemoval {
 impl NotesState {
     /// Counts as applied what is, and drops what is complete.
     fn settle(&mut self, own: WriterId) {
-        let before = (self.applied.clone(), self.pending.len());
+        let before = (self.now.applied.clone(), self.pending.len());
         let mut newest: BTreeMap<WriterId, u64> = BTreeMap::from([(own, self.next - 1)]);
         for (id, removal) in self.pending.iter().rev() {
             let number = newest.entry(id.by).or_insert(id.number);
@@ -402,7 +404,7 @@ impl NotesState {
             }
         }
         for (by, number) in newest {
-            self.applied.note(RemovalId { by, number });
+            self.now.applied.note(RemovalId { by, number });
         }
         let named = self.named;
         self.pending.retain(|id, removal| {
@@ -413,7 +415,8 @@ impl NotesState {
             }
             is_left
         });
-        self.changes += u64::from((&self.applied, self.pending.len()) != (&before.0, before.1));
+        self.now.changes +=
+            u64::from((&self.now.applied, self.pending.len()) != (&before.0, before.1));
     }
 
     /// Widens the largest removals until they fit the record.
@@ -435,8 +438,8 @@ impl NotesState {
         RemovalRecord {
             store,
             generation: self.generation + 1,
-            polled_at_ms: self.polled_at_ms,
-            applied: self.applied.clone(),
+            polled_at_ms: self.now.polled_at_ms,
+            applied: self.now.applied.clone(),
             pending: pending.map(|(id, one)| one.named(*id)).collect(),
         }
     }

@@ -1,49 +1,36 @@
 //! The far tier as the paths of a store use it.
 //!
 //! 1. A lookup reads memory. While the location does not respond, its blocks are not present.
-//! 2. No put and no reclaim waits for the location: an extent that finds no place in the queue is not written there,
-//!    and counted.
-//! 3. Memory of the index, of headers and of packs is bounded.
+//! 2. Memory of the index, of headers and of packs is bounded.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use dalsegno_core::{
-    ChainHash, Clock, DramAdmission, Extent, FarWrite, Limits, NamespaceId, Nanos, StoreId,
-};
-use dalsegno_extent::{Cause, IoBounds, SourceIo};
+use dalsegno_core::{ChainHash, Clock, DramAdmission, Limits, NamespaceId, StoreId};
+use dalsegno_extent::{IoBounds, SourceIo};
 use dalsegno_far::{
-    BadObject, FarIndex, FarPlace, FarReader, FarReading, FarShape, FarWanted, KEEP_REMOVALS,
-    Polled, Publisher, PublisherOptions, Refused, Removal, Tier, TierState, WriterId,
+    BadObject, FarIndex, FarPlace, FarReader, FarReading, FarShape, FarWanted, Member, Polled,
+    Removal, Tier, TierState, WriterId,
 };
 use dalsegno_io::{BufferPool, Call, IoError, Source};
-use dalsegno_log::Log;
 use parking_lot::Mutex;
 
 use crate::block_key::BlockKey;
 use crate::counters::add;
 use crate::device::WatchedSource;
+use crate::far::outbox::Outbox;
 use crate::far::prefetches::Prefetches;
 use crate::far::promotions::Promotions;
-use crate::far::removal_notes::RemovalNotes;
-use crate::far::reoffers::Reoffers;
 use crate::far::stats::FarStats;
 use crate::far::timed_source::{RequestTimes, TimedSource};
 use crate::state::held_block::HeldBlock;
-use crate::state::recent_removals::{RecentRemovals, RemovalMark};
+use crate::state::recent_removals::RemovalMark;
 
 /// Memory of the index: 8 million blocks.
 const INDEX_BYTES: u64 = 256 << 20;
 /// Memory of headers.
 const HEADER_BYTES: u64 = 64 << 20;
-/// Size of a full pack.
-const PACK_BYTES: u64 = 32 << 20;
-/// How long an eviction waits for others that copy extents to packs.
-const DEMOTE_WAIT: Duration = Duration::from_millis(5);
-/// Extents that wait to be written.
-const MOST_WAITING: usize = 4096;
 /// The largest single request.
 const REQUEST_BYTES: u64 = 1 << 20;
 
@@ -66,37 +53,22 @@ pub(crate) struct FarParts {
 /// The far tier of a store.
 #[derive(Debug)]
 pub(crate) struct FarTier {
-    pub(crate) tier: Arc<dyn Tier>,
-    /// Most bytes of this store's packs; `None` if the size of the location is not known yet.
-    capacity_bytes: Option<u64>,
-    /// When a block is written.
-    pub(crate) write: FarWrite,
-    pub(crate) writer: WriterId,
-    pub(crate) index: Arc<FarIndex>,
+    pub(crate) member: Member,
     pub(crate) source: Arc<WatchedSource>,
-    pub(crate) publisher: Mutex<Publisher>,
     reader: FarReader,
-    waiting: Mutex<VecDeque<OfferedExtent>>,
-    reoffers: Reoffers,
+    pub(crate) outbox: Outbox,
     pub(crate) promotions: Promotions,
     pub(crate) prefetches: Prefetches,
     times: Arc<RequestTimes>,
-    /// Its counters are copied here, so that reading them does not wait for the location.
-    published: Mutex<dalsegno_far::PublisherStats>,
     pub(crate) counters: FarCounters,
     /// The object that was found last that cannot be used, and why.
     newest_bad: Mutex<Option<String>>,
-    clock: Arc<dyn Clock>,
-    /// Until when packs may be filled; `None` before it is known that no removal was missed.
-    fills_until: Mutex<Option<Nanos>>,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct FarCounters {
     pub(crate) promoted_blocks: AtomicU64,
     pub(crate) rescued_blocks: AtomicU64,
-    pub(crate) dropped_blocks: AtomicU64,
-    pub(crate) present_blocks: AtomicU64,
     pub(crate) bad_objects: AtomicU64,
     pub(crate) bad_catalogs: AtomicU64,
     pub(crate) applied_removals: AtomicU64,
@@ -104,14 +76,6 @@ pub(crate) struct FarCounters {
     pub(crate) failed_polls: AtomicU64,
     pub(crate) collected_writers: AtomicU64,
     pub(crate) collected_packs: AtomicU64,
-}
-
-/// An extent that waits to be written.
-#[derive(Debug)]
-pub(crate) struct OfferedExtent {
-    pub(crate) extent: Extent,
-    /// From before its blocks were put, or found.
-    pub(crate) mark: RemovalMark,
 }
 
 /// A block of a get that is at the far location.
@@ -130,65 +94,46 @@ impl FarTier {
         let busy_bytes = u64::from(limits.far_workers) * REQUEST_BYTES;
         let busy_bytes = usize::try_from(busy_bytes).expect("64-bit addresses");
         let index = Arc::new(FarIndex::new(INDEX_BYTES));
-        let as_source = Arc::clone(&tier) as Arc<dyn Source>;
-        let source = Arc::new(WatchedSource::new(as_source, "reads of the far tier", &clock));
+        let member = Member { tier, index, clock, writer };
+        let Member { tier, clock, .. } = &member;
+        let as_source = Arc::clone(tier) as Arc<dyn Source>;
+        let source = Arc::new(WatchedSource::new(as_source, "reads of the far tier", clock));
         let bounds =
             IoBounds { depth: limits.far_workers, request_bytes: REQUEST_BYTES, busy_bytes };
         let watched = Arc::<WatchedSource>::clone(&source);
-        let measured = TimedSource::new(watched, Arc::clone(&clock));
+        let measured = TimedSource::new(watched, Arc::clone(clock));
         let times = measured.times();
         let admits = limits.dram_admission == DramAdmission::Get;
         let io = Arc::new(SourceIo {
             source: Arc::new(measured),
-            clock: Arc::clone(&clock),
+            clock: Arc::clone(clock),
             pool,
             bounds,
             stats: Arc::default(),
         });
-        let reader = FarReader::new(io, Arc::clone(&tier), Arc::clone(&index), HEADER_BYTES);
-        let options = PublisherOptions {
-            pack_bytes: PACK_BYTES,
-            capacity_bytes: limits.far_capacity_bytes.unwrap_or(u64::MAX),
-            flush: Duration::from_millis(limits.far_flush_ms),
-        };
-        let of_tier = Arc::clone(&tier);
-        let publisher =
-            Publisher::new(of_tier, Arc::clone(&index), Arc::clone(&clock), writer, options);
+        let reader = FarReader::new(io, member.clone(), HEADER_BYTES);
+        let outbox = Outbox::new(member.clone(), &limits);
         Self {
-            tier,
-            capacity_bytes: limits.far_capacity_bytes,
-            write: limits.far_write,
-            writer,
-            index,
+            member,
             source,
-            publisher: Mutex::new(publisher),
             reader,
-            waiting: Mutex::default(),
-            reoffers: Reoffers::default(),
+            outbox,
             promotions: Promotions::default(),
             prefetches: Prefetches::new(if admits { limits.dram_bytes } else { 0 }),
             times,
-            published: Mutex::default(),
             counters: FarCounters::default(),
             newest_bad: Mutex::default(),
-            clock,
-            fills_until: Mutex::default(),
         }
     }
 
     /// Where a block is, if it can be read.
     pub(crate) fn find(&self, namespace: NamespaceId, hash: &ChainHash) -> Option<FarPlace> {
-        self.index.find(namespace, hash)
-    }
-
-    /// Whether the bound on own packs was known when the store was opened.
-    pub(crate) fn has_capacity(&self) -> bool {
-        self.capacity_bytes.is_some()
+        self.member.index.find(namespace, hash)
     }
 
     /// Whether reads are refused because the location does not respond, or has not responded yet.
     pub(crate) fn is_suspended(&self) -> bool {
-        self.tier.facts().state != TierState::Open || self.source.is_suspended()
+        self.member.tier.facts().state != TierState::Open || self.source.is_suspended()
     }
 
     /// Plans to read blocks.
@@ -251,120 +196,25 @@ impl FarTier {
         self.prefetches.note_use(key);
     }
 
-    /// Queues an extent of the log to be written, for the reason `why`. One that is put again is written even so if
-    /// publishing failed since it was put. `mark` is from before its blocks were put, or found.
-    pub(crate) fn offer(&self, extent: &Extent, mark: RemovalMark, why: FarWrite) {
-        let failed = || {
-            (self.write, why) == (FarWrite::Put, FarWrite::SecondPut)
-                && self.reoffers.take(extent.id)
-                && !self.has_all(extent)
-        };
-        if self.write != why && !failed() {
-            return;
-        }
-        let mut waiting = self.waiting.lock();
-        if waiting.len() < MOST_WAITING {
-            waiting.push_back(OfferedExtent { extent: extent.clone(), mark });
-        } else {
-            add(&self.counters.dropped_blocks, extent.hashes.len() as u64);
-        }
-    }
-
-    /// Copies an extent that is about to be evicted to a pack, if that can be done immediately.
-    pub(crate) fn demote(
-        &self,
-        log: &Log,
-        removals: &RecentRemovals,
-        extent: &Extent,
-        mark: RemovalMark,
-    ) {
-        if self.write != FarWrite::Evict || self.has_all(extent) {
-            return;
-        }
-        let publisher = self.publisher.try_lock_for(DEMOTE_WAIT);
-        let added = publisher
-            .filter(|_| self.may_fill())
-            .map(|mut publisher| add_to_pack(&mut publisher, log, removals, extent, mark));
-        if added != Some(Ok(())) {
-            add(&self.counters.dropped_blocks, extent.hashes.len() as u64);
-        }
-    }
-
-    /// The next extent to be written.
-    pub(crate) fn next_waiting(&self) -> Option<OfferedExtent> {
-        self.waiting.lock().pop_front()
-    }
-
-    /// Puts an extent back that could not be written yet.
-    pub(crate) fn put_back(&self, extent: OfferedExtent) {
-        self.waiting.lock().push_front(extent);
-    }
-
-    pub(crate) fn is_idle(&self) -> bool {
-        self.waiting.lock().is_empty()
-    }
-
     /// Stops finding blocks that this store removed.
     pub(crate) fn remove(&self, removal: &Removal) {
-        self.index.remove_own(removal);
-    }
-
-    /// Names in packs that are begun from now on which removals are applied and stored.
-    pub(crate) fn use_applied(&self, notes: &RemovalNotes) {
-        let mut publisher = self.publisher.lock();
-        let applied = notes.stored_applied();
-        publisher.set_applied(applied.clone());
-        drop(publisher);
-        notes.note_named(&applied);
-    }
-
-    /// Lets packs be filled until removals may have been missed: a poll that began at this moment missed none.
-    pub(crate) fn note_fresh(&self, began: Nanos) {
-        *self.fills_until.lock() = Some(began.after(KEEP_REMOVALS));
-    }
-
-    /// Lets no pack be filled until the next call of [`Self::note_fresh`].
-    pub(crate) fn note_stale(&self) {
-        *self.fills_until.lock() = None;
-    }
-
-    /// Whether packs may be filled: no removal was missed that covers what this store holds.
-    pub(crate) fn may_fill(&self) -> bool {
-        self.fills_until.lock().is_some_and(|until| self.clock.now() < until)
+        self.member.index.remove_own(removal);
     }
 
     /// Notes which objects a poll could not use.
     pub(crate) fn note_bad_objects(&self, polled: &mut Polled) {
-        self.counters.bad_objects.store(polled.bad_now, Ordering::Relaxed);
-        self.counters.bad_catalogs.store(polled.bad_catalogs(), Ordering::Relaxed);
-        let newest = polled.newest_bad.take();
+        let bad = &mut polled.bad;
+        self.counters.bad_objects.store(bad.now, Ordering::Relaxed);
+        self.counters.bad_catalogs.store(bad.catalogs, Ordering::Relaxed);
+        let newest = bad.newest.take();
         *self.newest_bad.lock() =
             newest.map(|BadObject { name, reason }| format!("{name}: {reason}"));
-    }
-
-    /// Notes what became of publishing, for [`Self::stats`] and for extents that are put again.
-    pub(crate) fn note_published(&self, stats: dalsegno_far::PublisherStats) {
-        *self.published.lock() = stats;
-        let dropped = self.counters.dropped_blocks.load(Ordering::Relaxed);
-        let failures = stats.failed_blocks + dropped + self.tier.facts().reopened;
-        self.reoffers.note_failures(failures);
-    }
-
-    /// Drops the extents that still wait when the store is closed.
-    pub(crate) fn drop_waiting(&self) {
-        let left: usize = self.waiting.lock().drain(..).map(|one| one.extent.hashes.len()).sum();
-        add(&self.counters.dropped_blocks, left as u64);
-    }
-
-    /// Whether the location has all blocks of an extent.
-    pub(crate) fn has_all(&self, extent: &Extent) -> bool {
-        extent.hashes.iter().all(|hash| self.find(extent.namespace, hash).is_some())
     }
 
     /// All counters.
     pub(crate) fn stats(&self) -> FarStats {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let (facts, index) = (self.tier.facts(), self.index.view());
+        let (facts, index) = (self.member.tier.facts(), self.member.index.view());
         let (suspensions, refused_requests) = self.source.counts();
         let transfers = self.reader.stats();
         let prefetches = self.prefetches.counts();
@@ -394,9 +244,9 @@ impl FarTier {
             prefetch_dropped_blocks: prefetches.dropped,
             in_flight_bytes: self.times.in_flight_bytes(),
             requests_by_us: self.times.buckets(),
-            waiting_extents: self.waiting.lock().len() as u64,
-            dropped_blocks: get(&self.counters.dropped_blocks),
-            present_blocks: get(&self.counters.present_blocks),
+            waiting_extents: self.outbox.waiting_extents(),
+            dropped_blocks: get(&self.outbox.dropped_blocks),
+            present_blocks: get(&self.outbox.present_blocks),
             bad_objects: get(&self.counters.bad_objects),
             bad_catalogs: get(&self.counters.bad_catalogs),
             newest_bad_object: self.newest_bad.lock().clone(),
@@ -406,31 +256,9 @@ impl FarTier {
             failed_polls: get(&self.counters.failed_polls),
             collected_writers: get(&self.counters.collected_writers),
             collected_packs: get(&self.counters.collected_packs),
-            published: *self.published.lock(),
+            published: self.outbox.published(),
         }
     }
-}
-
-/// Copies an extent to a pack, unless it was evicted or blocks of it were removed.
-pub(crate) fn add_to_pack(
-    publisher: &mut Publisher,
-    log: &Log,
-    removals: &RecentRemovals,
-    extent: &Extent,
-    mark: RemovalMark,
-) -> Result<(), Refused> {
-    let gone = Refused::Unread(Cause::Recycled);
-    if !publisher.is_described(extent.namespace) {
-        return Err(gone);
-    }
-    let of_log = log.removals().removed_since(extent.namespace, extent.born, &extent.hashes);
-    let of_process = removals.removed_since(mark, extent.namespace, &extent.hashes);
-    if !of_log.is_empty() || !of_process.is_empty() {
-        return Err(gone);
-    }
-    let pinned = log.pinned_file(extent.location).ok_or(gone)?;
-    let of = (log.store(), extent);
-    publisher.add(log.source(), &pinned, of)
 }
 
 /// The name under which a store writes while it is open.

@@ -6,7 +6,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::Clock;
 use dalsegno_far::{CHECK_EVERY, Collector};
 use dalsegno_io::{Duty, NextStep, StopSignal};
 
@@ -23,12 +22,8 @@ pub(super) struct CollectDuty {
 }
 
 impl CollectDuty {
-    pub(super) fn new(far: &Arc<FarTier>, clock: &Arc<dyn Clock>) -> Self {
-        let collector = {
-            let (tier, index) = (Arc::clone(&far.tier), Arc::clone(&far.index));
-            Collector::new(tier, index, Arc::clone(clock), far.writer)
-        };
-        Self { far: Arc::clone(far), collector }
+    pub(super) fn new(far: &Arc<FarTier>) -> Self {
+        Self { far: Arc::clone(far), collector: Collector::new(far.member.clone()) }
     }
 }
 
@@ -48,7 +43,7 @@ impl Duty for CollectDuty {
 
 #[cfg(test)]
 mod tests {
-    use dalsegno_core::{Limits, ManualClock, StoreId};
+    use dalsegno_core::{Clock, Limits, ManualClock, StoreId};
     use dalsegno_far::{DEAD_AFTER, MemoryLocation, Object, Tier, WATCHED, WriterId, wait_for};
     use dalsegno_io::{BufferPool, Memory};
 
@@ -73,7 +68,7 @@ mod tests {
             clock: Arc::clone(&clock),
             pool: BufferPool::new(4 << 20, 1 << 20).unwrap(),
         }));
-        let mut duty = CollectDuty::new(&far, &clock);
+        let mut duty = CollectDuty::new(&far);
         let mut step = || duty.step(&StopSignal::default());
         manual.advance(DEAD_AFTER);
         assert_eq!(step(), NextStep::After(CHECK_EVERY));

@@ -69,7 +69,7 @@ impl Duty for FollowDuty {
 
     fn finish(&mut self) {
         // What waits may be published only after a poll.
-        if !self.has_polled && !self.far.is_idle() && !self.far.may_fill() {
+        if !self.has_polled && !self.far.outbox.is_idle() && !self.far.outbox.may_fill() {
             self.poll();
         }
         self.removals.notes.keep_time();
@@ -101,7 +101,7 @@ impl RemovalsHere {
         let LocalStore { stored, remover, namespaces, notes, .. } = local;
         let earlier = notes.polled_at();
         if earlier.is_none() {
-            far.note_fresh(clock.now());
+            far.outbox.note_fresh(clock.now());
         }
         Self {
             far: Arc::clone(far),
@@ -135,12 +135,12 @@ impl RemovalsHere {
             if self.notes.note_location(at_location, polled.unread(), time) {
                 self.done.retain(|id| polled.unread().contains(&id.by.store));
                 self.test.pass(began);
-                self.far.note_fresh(began);
+                self.far.outbox.note_fresh(began);
                 add(&self.far.counters.complete_polls, 1);
             }
         }
         self.store();
-        self.far.use_applied(&self.notes);
+        self.far.outbox.use_applied(&self.notes);
     }
 
     /// Removes everything that the store holds; `false` if that fails.
@@ -150,9 +150,9 @@ impl RemovalsHere {
             "the store did not follow its far directory for too long: removals may have been missed, so all of its \
              blocks are removed here"
         );
-        self.far.note_stale();
-        self.far.drop_waiting();
-        self.far.publisher.lock().drop_unpublished();
+        self.far.outbox.note_stale();
+        self.far.outbox.drop_waiting();
+        self.far.outbox.publisher.lock().drop_unpublished();
         let Some(namespaces) = self.all_namespaces() else { return false };
         let removed: Vec<Result<()>> =
             namespaces.into_iter().map(|namespace| self.remove(namespace, None)).collect();

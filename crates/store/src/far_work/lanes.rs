@@ -22,7 +22,8 @@ use dalsegno_io::{Duty, Executor, IoError, NextStep, Periodic, StopSignal};
 use crate::blocks::indexed_log::IndexedLog;
 use crate::counters::add;
 use crate::error::no_thread;
-use crate::far::tier::{FarTier, OfferedExtent, add_to_pack};
+use crate::far::outbox::{OfferedExtent, add_to_pack};
+use crate::far::tier::FarTier;
 use crate::far_work::collect::CollectDuty;
 use crate::far_work::follow::{FollowDuty, RemovalsHere};
 use crate::far_work::local_store::LocalStore;
@@ -92,21 +93,16 @@ impl FarLanes {
             stored: Weak::clone(&local.stored),
             namespaces: Arc::clone(&local.namespaces),
             removals: Arc::clone(&local.removals),
-            search: EarlierSearch::new(Arc::clone(&far.tier), Arc::clone(clock), far.writer),
+            search: EarlierSearch::new(far.member.clone()),
             capacity: OwnCapacity::of(far),
             next_beat: clock.now(),
             paused_until: clock.now(),
         };
         let publish =
             Periodic::start("dalsegno-far-put", executor, duty, first).map_err(no_thread)?;
-        let mut follower = Follower::new(
-            Arc::clone(&far.tier),
-            Arc::clone(&far.index),
-            Arc::clone(clock),
-            far.writer,
-        );
+        let mut follower = Follower::new(far.member.clone());
         follower.set_earlier(local.notes.stored_applied());
-        far.use_applied(&local.notes);
+        far.outbox.use_applied(&local.notes);
         let removals = RemovalsHere::new(far, clock, local);
         let duty = FollowDuty::new(far, follower, removals);
         let follow =
@@ -117,7 +113,7 @@ impl FarLanes {
         let duty = PrefetchDuty::new(far, clock, local, executor);
         let prefetch =
             Periodic::start("dalsegno-far-get", executor, duty, first).map_err(no_thread)?;
-        let duty = CollectDuty::new(far, clock);
+        let duty = CollectDuty::new(far);
         let collect =
             Periodic::start("dalsegno-far-gc", executor, duty, NextStep::After(CHECK_EVERY))
                 .map_err(no_thread)?;
@@ -145,7 +141,7 @@ impl FarLanes {
     pub(crate) fn close(&self, timeout: Duration) {
         self.follow.close();
         // Its last poll decides whether what waits may be published.
-        let is_decided = self.far.is_idle() || self.far.may_fill();
+        let is_decided = self.far.outbox.is_idle() || self.far.outbox.may_fill();
         self.follow.join(if is_decided { Duration::from_secs(1) } else { timeout.min(FINISH) });
         self.collect.close();
         self.promote.close();
@@ -190,7 +186,7 @@ enum OwnCapacity {
 
 impl OwnCapacity {
     fn of(far: &FarTier) -> Self {
-        if far.has_capacity() { Self::Known } else { Self::Unknown }
+        if far.outbox.has_capacity() { Self::Known } else { Self::Unknown }
     }
 }
 
@@ -205,14 +201,14 @@ impl PublishDuty {
     /// Copies the next waiting extent to a pack.
     fn add_next(&mut self, publisher: &mut Publisher) -> std::result::Result<Added, IoError> {
         // Found out before the extent is looked up: this is asked at every step.
-        if publisher.waits_for_turn() || !self.far.may_fill() {
+        if publisher.waits_for_turn() || !self.far.outbox.may_fill() {
             return Ok(Added::Enough);
         }
-        let Some(waiting) = self.far.next_waiting() else { return Ok(Added::Enough) };
+        let Some(waiting) = self.far.outbox.next_waiting() else { return Ok(Added::Enough) };
         let OfferedExtent { extent, mark } = &waiting;
         let blocks = extent.hashes.len() as u64;
-        let counters = &self.far.counters;
-        if self.far.has_all(extent) {
+        let counters = &self.far.outbox;
+        if self.far.outbox.has_all(extent) {
             add(&counters.present_blocks, blocks);
             return Ok(Added::More);
         }
@@ -221,7 +217,7 @@ impl PublishDuty {
             return Ok(Added::More);
         };
         if let Err(error) = publisher.describe(extent.namespace, &sector) {
-            self.far.put_back(waiting);
+            self.far.outbox.put_back(waiting);
             return Err(error);
         }
         let stored = self.stored.upgrade();
@@ -231,7 +227,7 @@ impl PublishDuty {
         }) {
             Ok(()) => Ok(Added::More),
             Err(Refused::Busy) => {
-                self.far.put_back(waiting);
+                self.far.outbox.put_back(waiting);
                 Ok(Added::Enough)
             }
             Err(Refused::TooLarge | Refused::Unread(_)) => {
@@ -244,9 +240,10 @@ impl PublishDuty {
     /// Learns how large the location is, if it did not respond when the store was opened. Looks for its directory if
     /// that is away. Nothing is written before.
     fn learn_capacity(&mut self, publisher: &mut Publisher) -> std::result::Result<(), IoError> {
-        let is_away = self.far.tier.facts().state == TierState::Away;
+        let is_away = self.far.member.tier.facts().state == TierState::Away;
         if is_away || self.capacity == OwnCapacity::Unknown {
-            let space = wait_for(&self.clock, SPACE_TIMEOUT, |ask| self.far.tier.space(ask))?;
+            let space =
+                wait_for(&self.clock, SPACE_TIMEOUT, |ask| self.far.member.tier.space(ask))?;
             if self.capacity == OwnCapacity::Unknown {
                 publisher.set_capacity(space.total_bytes / FAR_SHARE);
                 self.capacity = OwnCapacity::Known;
@@ -288,7 +285,7 @@ impl PublishDuty {
     /// Does the rest of what waits for the location. A failure of one part keeps no other one, unless it hangs.
     fn keep_up(&mut self, publisher: &mut Publisher) -> std::result::Result<(), IoError> {
         let mut described = Ok(());
-        if self.far.write == FarWrite::Evict {
+        if self.far.outbox.write == FarWrite::Evict {
             described = self.describe_all(publisher);
         }
         if described.as_ref().is_err_and(IoError::is_late) {
@@ -321,7 +318,7 @@ impl Duty for PublishDuty {
     fn step(&mut self, stop: &StopSignal) -> NextStep {
         let far = Arc::clone(&self.far);
         let found = self.look_for_earlier();
-        let mut publisher = far.publisher.lock();
+        let mut publisher = far.outbox.publisher.lock();
         let writing = publisher.advance();
         let mut is_behind = false;
         let mut failed = None;
@@ -344,7 +341,7 @@ impl Duty for PublishDuty {
             failed = added.err().or(kept_up.err());
         }
         self.search.hasten(publisher.take_search_due());
-        self.far.note_published(publisher.stats());
+        self.far.outbox.note_published(publisher.stats());
         if let Some(error) = failed {
             tracing::warn!(%error, pause_s = PAUSE.as_secs(), "the far location fails; publishing pauses");
             self.paused_until = self.clock.now().after(PAUSE);
@@ -360,12 +357,15 @@ impl Duty for PublishDuty {
     fn finish(&mut self) {
         let deadline = Deadline::At(self.clock.now().after(FINISH));
         let far = Arc::clone(&self.far);
-        let mut publisher = far.publisher.lock();
+        let mut publisher = far.outbox.publisher.lock();
         if self.learn_capacity(&mut publisher).is_err() {
-            return self.far.drop_waiting();
+            return self.far.outbox.drop_waiting();
         }
         // Without a poll that succeeded, removals may have been missed: nothing is published.
-        while self.far.may_fill() && !self.far.is_idle() && !deadline.expired(self.clock.now()) {
+        while self.far.outbox.may_fill()
+            && !self.far.outbox.is_idle()
+            && !deadline.expired(self.clock.now())
+        {
             match self.add_next(&mut publisher) {
                 Ok(Added::More) => {}
                 Ok(Added::Enough) => {
@@ -376,7 +376,7 @@ impl Duty for PublishDuty {
             }
         }
         publisher.finish(deadline);
-        self.far.drop_waiting();
-        self.far.note_published(publisher.stats());
+        self.far.outbox.drop_waiting();
+        self.far.outbox.note_published(publisher.stats());
     }
 }

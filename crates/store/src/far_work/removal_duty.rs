@@ -30,7 +30,7 @@ impl RemovalDuty {
         if wanted.is_empty() {
             return true;
         }
-        let published = self.far.publisher.lock().publish_removals(&wanted);
+        let published = self.far.outbox.publisher.lock().publish_removals(&wanted);
         if let Err(error) = &published {
             let (count, retry_s) = (wanted.len(), PAUSE.as_secs());
             tracing::warn!(%error, count, retry_s, "removals are not published; they are tried again");
@@ -53,12 +53,12 @@ impl RemovalDuty {
 
 impl Duty for RemovalDuty {
     fn step(&mut self, _: &StopSignal) -> NextStep {
-        self.far.use_applied(&self.notes);
+        self.far.outbox.use_applied(&self.notes);
         let is_published = self.publish();
         // After the publication, because the device may hang.
         let stored = self.store();
         // Names what another thread has removed meanwhile, too.
-        self.far.use_applied(&self.notes);
+        self.far.outbox.use_applied(&self.notes);
         self.notes.end_unnamed(&stored);
         match (is_published && stored.is_ok(), self.notes.is_changed()) {
             (false, _) => NextStep::After(PAUSE),

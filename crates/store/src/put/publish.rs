@@ -82,7 +82,7 @@ impl ExtentPublisher {
         let gone: Vec<ChainHash> =
             extent.hashes.iter().filter(|hash| removed.contains(hash)).copied().collect();
         if gone.is_empty() {
-            self.far.iter().for_each(|far| far.offer(&extent, mark, FarWrite::Put));
+            self.far.iter().for_each(|far| far.outbox.offer(&extent, mark, FarWrite::Put));
         } else {
             index.remove_extent(&extent, deadline);
             let wanted = |hash: &ChainHash| !removed.contains(hash);

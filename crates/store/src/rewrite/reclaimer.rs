@@ -230,7 +230,7 @@ impl Reclaimer {
             let mark = removals.mark();
             let kept: BTreeSet<ExtentId> = kept.iter().map(|extent| extent.id).collect();
             let evicted = by_id.values().filter(|extent| !kept.contains(&extent.id));
-            evicted.for_each(|extent| far.demote(log, removals, extent, mark));
+            evicted.for_each(|extent| far.outbox.demote(log, removals, extent, mark));
         }
         Ok(())
     }

@@ -30,7 +30,7 @@ fn packs_that_an_unread_list_may_cover_are_set_aside_until_it_is_read() {
         assert_eq!(number(&setup), 3);
         assert!(setup.index.known().needs(&[applied]), "they keep lists");
         setup.clear_faults();
-        while setup.follower.poll().bad_now > 0 {}
+        while setup.follower.poll().bad.now > 0 {}
         setup.poll(1);
         assert_eq!((found(&setup), number(&setup)), ([true; 3], 3), "{errno}");
     }

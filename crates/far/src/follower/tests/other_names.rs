@@ -7,21 +7,21 @@ use crate::own_folder::OwnFolder;
 use crate::own_lists::{LIST_EXPIRES, OwnLists};
 use crate::signs::SILENT_AFTER;
 
-/// The tier, the index and the clock of a setup.
-fn parts(setup: &Setup) -> (Arc<dyn Tier>, Arc<FarIndex>, Arc<dyn Clock>) {
-    let tier = Arc::<FaultyTier>::clone(&setup.reader);
-    (tier, Arc::clone(&setup.index), Arc::clone(&setup.clock))
+/// The setup as the member that it is, through its faulty tier.
+fn member(setup: &Setup) -> Member {
+    let (index, clock) = (Arc::clone(&setup.index), Arc::clone(&setup.clock));
+    Member { tier: Arc::<FaultyTier>::clone(&setup.reader), index, clock, writer: OWN }
 }
 
 fn is_there(setup: &Setup, name: ObjectName) -> bool {
-    wait_for(&setup.clock, CALL_LIMIT, |ask| setup.tier.fetch(name, MAX_CATALOG_BYTES, ask)).is_ok()
+    wait_for(&setup.clock, FOLLOW_LIMIT, |ask| setup.tier.fetch(name, MAX_CATALOG_BYTES, ask))
+        .is_ok()
 }
 
 #[test]
 fn a_pack_that_cannot_be_removed_keeps_neither_others_nor_signs_of_life() {
     let setup = Setup::new();
-    let (tier, index, clock) = parts(&setup);
-    let mut folder = OwnFolder::new(tier, index, clock, OWN);
+    let mut folder = OwnFolder::new(member(&setup));
     for number in 1..=2 {
         let (extents, applied) = (vec![extent(1, number, 10)], Applied::default());
         let catalog = Catalog { writer: OWN, number, pack_bytes: 4096, extents, applied };
@@ -53,8 +53,7 @@ fn a_pack_that_cannot_be_removed_keeps_neither_others_nor_signs_of_life() {
 #[test]
 fn a_superseded_list_that_cannot_be_removed_keeps_no_other_one() {
     let setup = Setup::new();
-    let (tier, index, clock) = parts(&setup);
-    let mut lists = OwnLists::new(tier, index, clock, OWN);
+    let mut lists = OwnLists::new(member(&setup));
     let all: Vec<Removal> = (1..=3)
         .map(|number| Removal { id: RemovalId { by: OWN, number }, ..removal(5, 1, 10) })
         .collect();
@@ -84,8 +83,7 @@ fn an_expired_list_that_cannot_be_looked_at_keeps_no_other_one() {
     setup.poll(1);
     setup.manual.advance(LIST_EXPIRES);
     setup.poll(LIST_EVERY);
-    let (tier, index, clock) = parts(&setup);
-    let mut expired = ExpiredLists::new(tier, index, clock);
+    let mut expired = ExpiredLists::new(member(&setup));
     setup.break_name(list_name(5, 1), EIO);
     assert_eq!(expired.remove_some(&|| false).unwrap(), 1);
     assert!(is_there(&setup, list_name(5, 1)) && !is_there(&setup, list_name(6, 1)));
@@ -101,8 +99,7 @@ fn no_list_is_removed_in_another_directory_by_what_the_one_before_had() {
     setup.publish_list(5, 1, &[removal(5, 1, 10)]);
     setup.manual.advance(LIST_EXPIRES);
     setup.poll(1);
-    let (tier, index, clock) = parts(&setup);
-    let mut expired = ExpiredLists::new(tier, index, clock);
+    let mut expired = ExpiredLists::new(member(&setup));
     // It appears before the age is asked for.
     *setup.reader.reopen_at.lock() = Some(list_name(5, 1).to_string());
     assert_eq!(expired.remove_some(&|| false).unwrap(), 0);
@@ -119,9 +116,8 @@ fn a_pack_of_an_earlier_open_that_cannot_be_removed_keeps_no_other_one() {
     }
     setup.poll(1);
     setup.manual.advance(SILENT_AFTER);
-    let (tier, index, clock) = parts(&setup);
-    let mut search = EarlierSearch::new(Arc::clone(&tier), Arc::clone(&clock), OWN);
-    let mut opens = EarlierOpens::new(tier, index, clock);
+    let mut search = EarlierSearch::new(member(&setup));
+    let mut opens = EarlierOpens::new(member(&setup));
     opens.take_over(search.step().unwrap().unwrap());
     setup.break_name(earlier.object(Object::Pack(1)), EIO);
     setup.break_name(earlier.object(Object::Catalog(2)), EIO);

@@ -157,8 +157,8 @@ fn a_list_that_fails_in_five_polls_costs_only_itself() {
     assert!(polled.failure.is_none() && setup.finds(20));
     assert_eq!(at_location(&polled), Some(vec![(5, 1)]));
     assert_eq!(*polled.unread(), BTreeSet::from([writer(6).store]));
-    assert_eq!(polled.bad_now, 1);
+    assert_eq!(polled.bad.now, 1);
     setup.clear_faults();
-    while setup.follower.poll().bad_now > 0 {}
+    while setup.follower.poll().bad.now > 0 {}
     assert_eq!(setup.follower.poll().unread().len(), 0);
 }

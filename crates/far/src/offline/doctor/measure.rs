@@ -9,8 +9,8 @@ use dalsegno_io::{Class, Completion, FileId, IoError, Memory, Operation, Request
 
 use super::objects::{OpenTier, Subject, content, numbered, percentile_us};
 use super::report::{BandwidthRow, DoctorError, LatencyRow};
+use crate::filling::IN_FLIGHT;
 use crate::names::ObjectName;
-use crate::publisher::IN_FLIGHT;
 use crate::replies::Replies;
 use crate::tier::Tier;
 

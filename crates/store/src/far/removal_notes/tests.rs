@@ -11,17 +11,14 @@ fn notes(earlier: &[(u64, HereState)]) -> Arc<RemovalNotes> {
         let (namespace, hashes, there) = (NAMESPACE, Vec::new(), ThereState::Wanted);
         (id, PendingRemoval { namespace, hashes, here, there, waiter: None })
     });
+    let view = NotedView { applied: Applied::default(), polled_at_ms: None, changes: 0 };
     let state = NotesState {
-        applied: Applied::default(),
-        stored: Applied::default(),
+        now: view.clone(),
+        stored: view,
         named: 0,
         pending: pending.collect(),
         next: 1,
-        polled_at_ms: None,
-        stored_polled_at_ms: None,
         generation: 0,
-        changes: 0,
-        stored_changes: 0,
         is_closed: false,
     };
     let (state, storing) = (Mutex::new(state), Mutex::default());
@@ -29,7 +26,7 @@ fn notes(earlier: &[(u64, HereState)]) -> Arc<RemovalNotes> {
 }
 
 fn applied(notes: &RemovalNotes) -> u64 {
-    notes.state.lock().applied.number(OWN)
+    notes.state.lock().now.applied.number(OWN)
 }
 
 #[test]
@@ -57,7 +54,7 @@ fn a_removal_that_is_held_up_here_is_published_before_later_ones() {
     assert_eq!((applied(&notes), notes.pending_count()), (0, 0));
     one.end_durable();
     two.end_durable();
-    let named = notes.state.lock().applied.clone();
+    let named = notes.state.lock().now.applied.clone();
     notes.note_named(&named);
     assert_eq!((applied(&notes), notes.state.lock().pending.len()), (2, 0));
 }
@@ -69,7 +66,7 @@ fn a_removal_ends_when_packs_name_it_and_all_before_it() {
     let outcomes = [&one, &two, &three].map(|removal| notes.outcome(removal.id()));
     let ended = || outcomes.iter().map(|outcome| outcome.try_recv().ok()).collect::<Vec<_>>();
     let name = || {
-        let applied = notes.state.lock().applied.clone();
+        let applied = notes.state.lock().now.applied.clone();
         notes.note_named(&applied);
     };
     notes.note_published(&notes.unpublished(), &Ok(()));
