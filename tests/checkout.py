@@ -11,7 +11,9 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def load_tool(name: str) -> ModuleType:
-    """Imports `tools/NAME.py`, which is in no package."""
+    """Imports `tools/NAME.py`, which is in no package, and may import others of that folder."""
+    if (folder := str(ROOT / "tools")) not in sys.path:
+        sys.path.append(folder)
     spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None

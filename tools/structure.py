@@ -2,15 +2,14 @@
 
     python3 tools/structure.py crates/log     # one crate; without arguments: all crates
 
-The parser is textual: it reads `use` declarations, `crate::`, `self::` and `super::` paths, and
-items at the first column. Test modules inside a file and files under `tests/` do not count.
-
 1. The modules of a crate form no import circle, nor do its folders. A name counts as an import of
    the file that defines it, also when a parent module re-exports it.
 2. An inherent `impl T` is in the file that defines `T`.
-3. A struct has at most ten fields that other files may see, except plain data.
+3. A struct has at most ten fields, except plain data.
 4. A type's name is unique in its crate.
-5. 90% of the files have at most 333 lines without their test module, 99% of the functions at most
+5. No parameter is a tuple that is taken apart: it is several parameters, or a struct.
+6. A file of fewer than 40 lines that only one other file of its crate uses is part of that file.
+7. 90% of the files have at most 333 lines without their test module, 99% of the functions at most
    46, those of tests included.
 """
 
@@ -19,127 +18,35 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
-# A struct may have so many fields that are visible outside its file.
-VISIBLE_FIELDS = 10
-# Plain data: settings, counters, what a listing shows, headers as they are on disk.
-PLAIN_DATA = re.compile(
-    r"^(Config|Limits|\w*Stats\w*|\w*Counters|\w*Header|\w*Info|\w*Row|\w*Options)$"
+from rust_code import (
+    INLINE_PATH,
+    TYPE_KINDS,
+    Module,
+    Path_,
+    Source,
+    blanked,
+    function_lengths,
+    inherent_impls,
+    read_crate,
+    struct_fields,
+    tuple_parameters,
+    without_uses,
 )
+
+# A struct may have so many fields.
+FIELDS = 10
+# Plain data: settings, counters, what a listing shows, headers and entries as they are on disk.
+PLAIN_DATA = re.compile(
+    r"^(Config|Limits|\w*Stats\w*|\w*Counters|\w*Header|\w*Info|\w*Row|\w*Options|\w*Fields)$"
+)
+# A shorter file needs more than one user.
+SATELLITE_LINES = 40
 FILE_LINES_P90 = 333
 # A longer file is named; `tests/unit/house.py` refuses one of more than 600 lines.
 FILE_LINES = 450
 FUNCTION_LINES_P99 = 46
-
-Module = tuple[str, ...]
-Path_ = tuple[str, ...]
-
-NOISE = re.compile(
-    r"""//[^\n]*|/\*.*?\*/|r(\#*)".*?"\1|b?"(?:\\.|[^"\\])*"|b?'(?:\\.[^']*|[^'\\])'""", re.DOTALL
-)
-VISIBILITY = r"(?:pub(?:\([^)]*\))?\s+)?"
-ITEM = re.compile(
-    rf"^{VISIBILITY}(?:unsafe\s+|const\s+|async\s+|extern\s+\S+\s+)*"
-    r"(?P<kind>struct|enum|trait|type|union|fn|const|static|macro_rules!)\s+"
-    r"(?:mut\s+)?(?P<name>\w+)",
-    re.MULTILINE,
-)
-USE = re.compile(r"^[ \t]*(?P<public>pub(?:\([^)]*\))?\s+)?use\s+(?P<tree>[^;]+);", re.MULTILINE)
-INLINE_PATH = re.compile(r"(?<![\w:])((?:crate|super|self)(?:::\w+)+)")
-INHERENT = re.compile(r"^impl(?=[\s<])", re.MULTILINE)
-TYPE_KINDS = {"struct", "enum", "trait", "type", "union"}
-
-
-@dataclass
-class Source:
-    """One file of a crate."""
-
-    path: Path
-    module: Module
-    code: str
-    is_parent: bool
-    items: dict[str, str] = field(default_factory=dict)
-    uses: list[tuple[bool, Path_, str]] = field(default_factory=list)
-
-
-def blanked(text: str) -> str:
-    """Returns the code with comments and literals blanked; lines stay where they are."""
-    return NOISE.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), text)
-
-
-def block_end(code: str, start: int) -> int:
-    """Returns the index behind the block whose first brace is at or after `start`."""
-    depth = 0
-    for index in range(code.index("{", start), len(code)):
-        depth += {"{": 1, "}": -1}.get(code[index], 0)
-        if depth == 0:
-            return index + 1
-    return len(code)
-
-
-def without_tests(code: str) -> str:
-    """Blanks what is compiled for tests only: modules, functions, impls and imports."""
-    for match in reversed(list(re.finditer(r"#\[cfg\((?:test|all\(test\b)[^\]]*\]", code))):
-        semicolon, brace = code.find(";", match.end()), code.find("{", match.end())
-        if semicolon < 0 and brace < 0:
-            continue
-        is_block = brace >= 0 and (semicolon < 0 or brace < semicolon)
-        # `use a::{b};` has a brace as well.
-        if is_block and not re.match(r"\s*(pub\S*\s+)?use\b", code[match.end() :]):
-            end = block_end(code, match.end())
-        else:
-            end = semicolon + 1
-        blank = re.sub(r"[^\n]", " ", code[match.start() : end])
-        code = code[: match.start()] + blank + code[end:]
-    return code
-
-
-def split_tree(tree: str) -> Iterator[str]:
-    """Splits the inside of `{…}` at its top-level commas."""
-    depth, start = 0, 0
-    for index, char in enumerate(tree):
-        depth += {"{": 1, "}": -1}.get(char, 0)
-        if char == "," and depth == 0:
-            yield tree[start:index]
-            start = index + 1
-    yield tree[start:]
-
-
-def leaves(tree: str, prefix: Path_ = ()) -> Iterator[tuple[Path_, str]]:
-    """Yields (path, local name) of everything that a use tree names."""
-    tree = tree.strip()
-    head, brace, rest = tree.partition("{")
-    if brace:
-        base = (*prefix, *(part for part in head.strip().split("::") if part))
-        for part in split_tree(rest[: rest.rindex("}")]):
-            if part.strip():
-                yield from leaves(part, base)
-        return
-    name, _, alias = re.sub(r"\s+", " ", tree).partition(" as ")
-    path = (*prefix, *name.strip().split("::"))
-    if path[-1] == "self":
-        path = path[:-1]
-    yield path, alias.strip() or path[-1]
-
-
-def read_crate(root: Path) -> list[Source]:
-    """Reads the files of a crate, tests left out."""
-    sources = []
-    for path in sorted((root / "src").rglob("*.rs")):
-        inside = path.relative_to(root / "src").with_suffix("").parts
-        if "tests" in inside or inside[0] in {"bin", "main"}:
-            continue
-        module = () if inside == ("lib",) else inside[:-1] if inside[-1] == "mod" else inside
-        code = without_tests(blanked(path.read_text()))
-        is_parent = inside[-1] in {"lib", "mod"} or path.with_suffix("").is_dir()
-        source = Source(path, module, code, is_parent)
-        source.items = {m["name"]: m["kind"] for m in ITEM.finditer(code)}
-        for match in USE.finditer(code):
-            source.uses += [(bool(match["public"]), *leaf) for leaf in leaves(match["tree"])]
-        sources.append(source)
-    return sources
 
 
 class Crate:
@@ -183,7 +90,7 @@ class Crate:
     def imports(self, source: Source) -> set[Module]:
         """Returns the modules that a file uses."""
         found: set[Module | None] = set()
-        body = USE.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), source.code)
+        body = without_uses(source.code)
         for public, path, local in source.uses:
             # A parent module that only declares and re-exports uses nothing.
             if public and source.is_parent and not re.search(rf"\b{re.escape(local)}\b", body):
@@ -208,8 +115,13 @@ class Crate:
         return edges
 
     def complaints(self) -> list[str]:
-        """Returns what breaks rules 1 to 4."""
-        return [*self.circle_complaints(), *self.name_complaints(), *self.owner_complaints()]
+        """Returns what breaks rules 1 to 6."""
+        return [
+            *self.circle_complaints(),
+            *self.name_complaints(),
+            *self.owner_complaints(),
+            *self.satellite_complaints(),
+        ]
 
     def circle_complaints(self) -> Iterator[str]:
         """Yields each import circle with the imports that close it."""
@@ -249,7 +161,7 @@ class Crate:
                 yield f"{self.root.name}: {len(places)} types are called {item}: {where}"
 
     def owner_complaints(self) -> Iterator[str]:
-        """Yields methods away from their type, and structs whose fields everybody sees."""
+        """Yields methods away from their type, wide structs, and tuples as parameters."""
         homes = self.homes()
         for source in self.sources.values():
             at = source.path.relative_to(self.root.parent).as_posix()
@@ -257,9 +169,28 @@ class Crate:
                 if owner in homes and source not in homes[owner]:
                     home = shown(homes[owner][0].module)
                     yield f"{at}:{line} has methods of {owner}, which {home} defines"
-            for struct, count in visible_fields(source.code):
-                if count > VISIBLE_FIELDS and not PLAIN_DATA.match(struct):
-                    yield f"{at}: {struct} shows {count} fields to other files"
+            for struct, count in struct_fields(source.code):
+                if count > FIELDS and not PLAIN_DATA.match(struct):
+                    yield f"{at}: {struct} has {count} fields"
+            for line, tuple_ in tuple_parameters(source.code):
+                yield f"{at}:{line} takes the tuple {tuple_} apart; pass its parts, or a struct"
+
+    def satellite_complaints(self) -> Iterator[str]:
+        """Yields small files that only one other file uses, and that no parent re-exports."""
+        users: dict[Module, set[Module]] = {}
+        shown_by: set[Module | None] = set()
+        for module, source in self.sources.items():
+            for used in self.imports(source):
+                users.setdefault(used, set()).add(module)
+            if source.is_parent:
+                exported = (path for public, path, _ in source.uses if public)
+                shown_by.update(self.resolve(module, path) for path in exported)
+        for module, source in self.sources.items():
+            lines = source.code.count("\n")
+            of = users.get(module, set())
+            is_small = lines < SATELLITE_LINES and not source.is_parent
+            if is_small and len(of) == 1 and module not in shown_by:
+                yield f"{self.root.name}: {shown(module)} is small; move it to {shown(*of)}"
 
 
 def circles_of(edges: dict[Module, set[Module]]) -> list[list[Module]]:
@@ -284,40 +215,6 @@ def circles_of(edges: dict[Module, set[Module]]) -> list[list[Module]]:
 def shown(module: Module) -> str:
     """Returns a module's path as Rust writes it."""
     return "::".join(module) or "lib"
-
-
-def inherent_impls(code: str) -> Iterator[tuple[int, str]]:
-    """Yields (line, type) of each inherent impl at the first column."""
-    for match in INHERENT.finditer(code):
-        head = code[match.end() : code.index("{", match.end())]
-        if re.search(r"\bfor\s+[\w&(\[]", head):
-            continue
-        head = head.replace("->", "  ").strip()
-        if head.startswith("<"):
-            depth = 0
-            for index, char in enumerate(head):
-                depth += {"<": 1, ">": -1}.get(char, 0)
-                if depth == 0:
-                    head = head[index + 1 :].strip()
-                    break
-        if owner := re.match(r"(?:\w+::)*(\w+)", head):
-            yield code.count("\n", 0, match.start()) + 1, owner[1]
-
-
-def visible_fields(code: str) -> Iterator[tuple[str, int]]:
-    """Yields each struct with its number of fields that are not private."""
-    for match in re.finditer(rf"^{VISIBILITY}struct\s+(\w+)[^;{{(]*\{{", code, re.MULTILINE):
-        body = code[match.start() : block_end(code, match.start())]
-        yield match[1], len(re.findall(r"^\s+pub(?:\([^)]*\))?\s+\w+\s*:", body, re.MULTILINE))
-
-
-def function_lengths(code: str) -> Iterator[int]:
-    """Yields the lines of each function, its signature included."""
-    pattern = rf"^[ \t]*{VISIBILITY}(?:const\s+|unsafe\s+|async\s+)*fn\s+\w+"
-    for match in re.finditer(pattern, code, re.MULTILINE):
-        brace, semicolon = code.find("{", match.end()), code.find(";", match.end())
-        if brace >= 0 and (semicolon < 0 or brace < semicolon or "[" in code[match.end() : brace]):
-            yield code.count("\n", match.start(), block_end(code, brace)) + 1
 
 
 def quantile(values: list[int], share: float) -> int:

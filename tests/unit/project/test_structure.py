@@ -15,16 +15,17 @@ def structure() -> Any:
 
 
 def crate(root: Path, files: dict[str, str]) -> Path:
-    """Writes a crate with these files under src/."""
+    """Writes a crate with these files under src/. Only a file called `small` stays small."""
     home = root / "crates" / "sample"
     for name, text in files.items():
+        text += "" if "small" in name else "\n" * 40
         (home / "src" / name).parent.mkdir(parents=True, exist_ok=True)
         (home / "src" / name).write_text(text)
     (home / "Cargo.toml").write_text("[package]\n")
     return home
 
 
-FIELDS = "".join(f"    pub(crate) f{n}: u32,\n" for n in range(11))
+FIELDS = "".join(f"    f{n}: u32,\n" for n in range(11))
 
 # (files of a crate, words of the complaint)
 BAD: list[tuple[dict[str, str], str]] = [
@@ -64,7 +65,12 @@ BAD: list[tuple[dict[str, str], str]] = [
         {"a.rs": "pub struct A<T>(T);", "b.rs": "impl<T: Fn() -> u8> crate::a::A<T> {\n}"},
         "methods of A",
     ),
-    ({"a.rs": f"pub struct Wide {{\n{FIELDS}}}"}, "Wide shows 11 fields"),
+    ({"a.rs": f"pub struct Wide {{\n{FIELDS}}}"}, "Wide has 11 fields"),
+    ({"a.rs": "fn a(\n    one: u8,\n    (b, c): (u8, u8),\n) {}"}, "a.rs:3 takes the tuple (b, c)"),
+    (
+        {"a.rs": "use crate::small::B;\nstruct A(B);", "small.rs": "pub struct B;"},
+        "small is small; move it to a",
+    ),
     ({"a.rs": "struct State;", "b.rs": "enum State { A }"}, "2 types are called State"),
 ]
 
@@ -113,7 +119,7 @@ def test_long_functions_are_found(tmp_path: Path, structure: Any) -> None:
 
 
 def test_long_files_are_found(tmp_path: Path, structure: Any) -> None:
-    home = crate(tmp_path, {"a.rs": "const A: u8 = 0;\n" * 400})
+    home = crate(tmp_path, {"a.rs": "const A: u8 = 0;\n" * 360})
     assert "more than 400 lines" in structure.check(home.parents[1])[0]
 
 

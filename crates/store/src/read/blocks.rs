@@ -100,12 +100,11 @@ impl GetBlock {
 
     /// Reserves the place of a block to be leased. Without a place, it is given up.
     pub(super) fn reserve(&mut self, place: Option<ReservedPlace>) {
-        match place {
-            Some(place) => self.place = Some(TargetPlace { place, is_leased: true }),
-            None => {
-                self.lose(Cause::Throttled);
-                self.state = BlockState::GivenUp;
-            }
+        if let Some(place) = place {
+            self.place = Some(TargetPlace { place, is_leased: true });
+        } else {
+            self.lose(Cause::Throttled);
+            self.state = BlockState::GivenUp;
         }
     }
 

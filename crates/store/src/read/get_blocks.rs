@@ -5,7 +5,8 @@ use dalsegno_index::Scope;
 use dalsegno_io::Memory;
 
 use crate::read::blocks::GetBlock;
-use crate::read::get::GetCall;
+use crate::read::get;
+use crate::read::get_call::GetCall;
 use crate::read::loader::Loader;
 use crate::read::outcome::{GetReport, count};
 use crate::sizes::check_get;
@@ -34,8 +35,8 @@ pub(crate) fn get(
     let bytes = u64::from(layers.end - layers.start) * u64::from(layout.slice_bytes());
     let call = terms.call(loader.tiers.clock.as_ref());
     let _in_progress = loader.reads.begin();
-    let get = GetCall::new(&loader.tiers, &namespace, chain, layers, &call);
-    let blocks = get.run(out.into_iter().map(GetBlock::to_copy), scope);
+    let wanted = GetCall::new(&loader.tiers, &namespace, chain, layers, &call);
+    let blocks = get::run(&wanted, out.into_iter().map(GetBlock::to_copy), scope);
     let report = GetReport { outcomes: blocks.iter().map(GetBlock::outcome).collect() };
     count(&loader.counters, &report, bytes);
     Ok(report)

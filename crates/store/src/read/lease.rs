@@ -13,7 +13,8 @@ use dalsegno_index::Scope;
 
 use crate::lookup::lookups::lookup_limit;
 use crate::read::blocks::GetBlock;
-use crate::read::get::GetCall;
+use crate::read::get;
+use crate::read::get_call::GetCall;
 use crate::read::loader::Loader;
 use crate::read::outcome::{GetReport, Outcome, count};
 use crate::state::arena::{Arena, PlacedBlock};
@@ -128,8 +129,8 @@ fn find(
     let layout = namespace.layout();
     let call = terms.call(loader.tiers.clock.as_ref());
     let _in_progress = loader.reads.begin();
-    let get = GetCall::new(&loader.tiers, namespace, hashes, 0..layout.layers(), &call);
-    let blocks = get.run(hashes.iter().map(|_| GetBlock::to_lease()), scope);
+    let wanted = GetCall::new(&loader.tiers, namespace, hashes, 0..layout.layers(), &call);
+    let blocks = get::run(&wanted, hashes.iter().map(|_| GetBlock::to_lease()), scope);
     let report = GetReport { outcomes: blocks.iter().map(GetBlock::outcome).collect() };
     count(&loader.counters, &report, layout.block_bytes());
     (report, blocks.into_iter().map(GetBlock::into_leased).collect())

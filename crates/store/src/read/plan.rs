@@ -10,7 +10,7 @@ use dalsegno_io::Operation;
 
 use crate::far::tier::FarBlock;
 use crate::read::blocks::GetBlock;
-use crate::read::get::GetCall;
+use crate::read::get_call::GetCall;
 use crate::read::tier_read::{FarRead, LogRead};
 
 /// The positions of a run's blocks in the hashes that were looked up.

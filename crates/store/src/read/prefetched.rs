@@ -7,9 +7,10 @@ use dalsegno_core::ChainHash;
 use crate::block_key::BlockKey;
 use crate::far::tier::{FarBlock, FarTier};
 use crate::read::blocks::GetBlock;
-use crate::read::get::GetCall;
+use crate::read::get_call::GetCall;
 use crate::read::outcome::Outcome;
 use crate::read::plan::plan_far;
+use crate::read::serve::serve_far;
 use crate::read::settle::settle_far;
 use crate::read::tier_read::FarRead;
 
@@ -42,7 +43,7 @@ impl PrefetchedBlocks {
         let Some(far) = &get.tiers.finder.far else { return };
         if !self.blocks.is_empty() {
             self.wait(get, far);
-            get.serve_far(&self.blocks, blocks);
+            serve_far(get, &self.blocks, blocks);
             let rest = plan_far(get, &self.blocks, blocks).into_iter().collect();
             FarRead::finish_all(rest).for_each(|read| settle_far(get, read, blocks));
         }

@@ -7,7 +7,7 @@ use dalsegno_index::Run;
 
 use crate::far::tier::FarBlock;
 use crate::read::blocks::{ArrivedBlock, GetBlock};
-use crate::read::get::GetCall;
+use crate::read::get_call::GetCall;
 use crate::read::outcome::Outcome;
 use crate::read::tier_read::TierResults;
 use crate::state::held_block::HeldBlock;
