@@ -24,14 +24,12 @@ use crate::index::{FarPlace, RecordAt};
 use crate::member::Member;
 
 /// A block to read.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct FarWanted {
     /// Where it is.
     pub place: FarPlace,
     /// Its name.
     pub hash: ChainHash,
-    /// Where its bytes go. The number of the block is taken from the place.
-    pub target: BlockTarget,
 }
 
 /// What all blocks of a read have in common.
@@ -75,37 +73,52 @@ impl FarReader {
         self.used_bytes.load(Ordering::Relaxed)
     }
 
-    /// Reads blocks, and returns one result for each, in order.
-    pub fn read(&self, shape: &FarShape, wanted: Vec<FarWanted>, call: &Call) -> Vec<BlockRead> {
-        self.begin(shape.clone(), wanted, call).finish()
+    /// Reads blocks, and returns one result for each, in order: see [`Self::begin`].
+    pub fn read(
+        &self,
+        shape: &FarShape,
+        wanted: &[FarWanted],
+        targets: Vec<BlockTarget>,
+        call: &Call,
+    ) -> Vec<BlockRead> {
+        self.begin(shape.clone(), wanted, targets, call).finish()
     }
 
-    /// Plans to read blocks. Nothing is sent yet.
+    /// Plans to read blocks, each to its target. The number of a block is taken from its place. Nothing is sent yet.
+    ///
+    /// # Panics
+    ///
+    /// If there is not one target for each block.
     #[must_use]
     pub fn begin<'a>(
         &'a self,
         shape: FarShape,
-        wanted: Vec<FarWanted>,
+        wanted: &[FarWanted],
+        targets: Vec<BlockTarget>,
         call: &'a Call,
     ) -> FarReading<'a> {
+        assert_eq!(wanted.len(), targets.len(), "one target for each block");
         let mut results = Vec::new();
         results.resize_with(wanted.len(), || None);
-        let mut groups: BTreeMap<(u32, u16), Vec<(usize, FarWanted)>> = BTreeMap::new();
-        for (at, block) in wanted.into_iter().enumerate() {
-            groups.entry((block.place.pack, block.place.record)).or_default().push((at, block));
+        let mut groups: BTreeMap<(u32, u16), Vec<GroupedBlock>> = BTreeMap::new();
+        for (at, (wanted, target)) in wanted.iter().zip(targets).enumerate() {
+            let block = u32::from(wanted.place.block);
+            let target = BlockTarget { block, ..target };
+            let group = groups.entry((wanted.place.pack, wanted.place.record)).or_default();
+            group.push(GroupedBlock { at, wanted: *wanted, target });
         }
         let (mut records, mut reads) = (Vec::new(), Vec::new());
         for mut group in groups.into_values() {
-            group.sort_by_key(|(_, block)| block.place.block);
-            if let Some(at) = self.member.index.record(group[0].1.place) {
+            group.sort_by_key(|block| block.target.block);
+            if let Some(at) = self.member.index.record(group[0].wanted.place) {
                 let (record, read) = record_read(&shape, at, group);
                 records.push(record);
                 reads.push(read);
             } else {
                 // The pack is no longer indexed.
                 self.io.stats.count_miss(Cause::Recycled, group.len() as u64);
-                for (at, block) in group {
-                    results[at] = Some(block.target.lost(Cause::Recycled));
+                for GroupedBlock { at, target, .. } in group {
+                    results[at] = Some(target.lost(Cause::Recycled));
                 }
             }
         }
@@ -132,6 +145,13 @@ impl FarReader {
             Err(_) => {}
         }
     }
+}
+
+/// A wanted block with its position in the request.
+struct GroupedBlock {
+    at: usize,
+    wanted: FarWanted,
+    target: BlockTarget,
 }
 
 /// The wanted blocks of a record, by position in the request and by name.
@@ -192,13 +212,13 @@ impl<'a> FarReading<'a> {
 fn record_read(
     shape: &FarShape,
     at: RecordAt,
-    group: Vec<(usize, FarWanted)>,
+    group: Vec<GroupedBlock>,
 ) -> (FarRecord, RecordRead) {
     let (mut blocks, mut hashes, mut targets) = (Vec::new(), Vec::new(), Vec::new());
-    for (position, FarWanted { place, hash, target }) in group {
-        blocks.push((position, hash));
-        hashes.push(hash);
-        targets.push(BlockTarget { block: u32::from(place.block), ..target });
+    for GroupedBlock { at, wanted, target } in group {
+        blocks.push((at, wanted.hash));
+        hashes.push(wanted.hash);
+        targets.push(target);
     }
     let FarShape { namespace, layout, layers } = shape.clone();
     let RecordAt { writer, number, file, offset, header_bytes } = at;

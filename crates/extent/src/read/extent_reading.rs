@@ -14,11 +14,11 @@ use dalsegno_io::Memory;
 use super::header_cache::{HeaderName, VerifiedHeader};
 use super::layer_progress::LayerProgress;
 use super::slice_arrival::SliceArrival;
-use super::units::{WantedUnit, gather, plan_units};
+use super::units::{gather, plan_units};
 use super::wanted::{BlockOutcome, BlockRead, RecordRead, WantedRecord};
 use crate::error::Cause;
 use crate::format::RecordHeader;
-use crate::transfer::{Chunk, Piece, PinnedFile, PlanRules, cut, pieces_of};
+use crate::transfer::{Chunk, Piece, PinnedFile, PlanRules, WantedUnit, cut, pieces_of};
 
 /// An extent while it is read.
 pub(super) struct ExtentReading {
@@ -52,15 +52,6 @@ struct BlockReading {
     block: u32,
     outlives_call: bool,
     outcome: BlockOutcome,
-}
-
-/// A request with what it is for.
-pub(super) struct ReadRequest {
-    /// Index of the [`ExtentReading`].
-    pub(super) reading: usize,
-    pub(super) chunk: Chunk,
-    /// The units in it, if it is part of a compressed payload.
-    pub(super) units: Vec<WantedUnit>,
 }
 
 impl ExtentReading {
@@ -113,7 +104,7 @@ impl ExtentReading {
     }
 
     /// Plans to read the header, unless it is known, and the payload, if its place is known.
-    pub(super) fn plan(&mut self, rules: PlanRules) -> Vec<ReadRequest> {
+    pub(super) fn plan(&mut self, rules: PlanRules) -> Vec<Chunk> {
         if self.pinned.is_none() {
             return Vec::new();
         }
@@ -129,7 +120,7 @@ impl ExtentReading {
     }
 
     /// Plans the payload when its place has become known.
-    pub(super) fn plan_payload(&mut self, rules: PlanRules) -> Vec<ReadRequest> {
+    pub(super) fn plan_payload(&mut self, rules: PlanRules) -> Vec<Chunk> {
         self.plan_with(None, rules)
     }
 
@@ -138,14 +129,12 @@ impl ExtentReading {
         self.payload == PayloadPlan::Waiting
     }
 
-    fn plan_with(&mut self, header: Option<Piece>, rules: PlanRules) -> Vec<ReadRequest> {
+    fn plan_with(&mut self, header: Option<Piece>, rules: PlanRules) -> Vec<Chunk> {
         let (pieces, units) = self.take_payload();
-        let chunks = cut(header.into_iter().chain(pieces), rules).into_iter();
-        let number = self.number;
-        let plain = chunks.map(|chunk| ReadRequest { reading: number, chunk, units: Vec::new() });
-        let coded = gather(units, rules.limit).into_iter();
-        let coded = coded.map(|(chunk, units)| ReadRequest { reading: number, chunk, units });
-        plain.chain(coded).collect()
+        let record = self.number;
+        let plain = cut(header.into_iter().chain(pieces), rules).into_iter();
+        let plain = plain.map(|chunk| Chunk { record, ..chunk });
+        plain.chain(gather(record, units, rules.limit)).collect()
     }
 
     /// The payload of the blocks that are not lost, as pieces or as units. Empty if its place is unknown, or if it was
@@ -253,15 +242,15 @@ impl ExtentReading {
     }
 
     /// Makes the blocks of a failed request misses. Without the header, these are all blocks.
-    pub(super) fn fail(&mut self, request: ReadRequest, cause: Cause) {
-        for piece in request.chunk.pieces {
+    pub(super) fn fail(&mut self, chunk: Chunk, cause: Cause) {
+        for piece in chunk.pieces {
             if self.starts_with_header(&piece) {
                 self.lose_all(if cause.is_damage() { Cause::Header } else { cause });
             } else {
                 self.fail_piece(piece, cause);
             }
         }
-        for unit in request.units {
+        for unit in chunk.units {
             self.fail_unit(unit, cause);
         }
     }

@@ -3,15 +3,16 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use dalsegno_io::{Call, Completion, IoError, Memory, Operation};
+use dalsegno_io::{Call, Completion, IoError, Memory, Operation, Request};
 
-use super::extent_reading::{ExtentReading, ReadRequest};
+use super::extent_reading::ExtentReading;
 use super::header_cache::HeaderCache;
+use super::units::decompress;
 use super::wanted::{RecordRead, TrialFiles};
 use crate::compress::CodecPool;
 use crate::error::Cause;
 use crate::stats::TransferStats;
-use crate::transfer::{Chunk, PinnedFile, PlanRules, Pump, SourceIo, Transfer};
+use crate::transfer::{Chunk, PinnedFile, PlanRules, Pump, SourceIo};
 
 /// What reading needs.
 #[derive(Clone, Debug)]
@@ -28,11 +29,11 @@ pub(super) struct ReadPump<'a> {
     pub(super) pump: Pump<'a>,
     pub(super) readings: Vec<ExtentReading>,
     rules: PlanRules,
-    waiting: VecDeque<ReadRequest>,
+    waiting: VecDeque<Chunk>,
     /// By tag.
-    in_flight: Vec<Option<ReadRequest>>,
+    in_flight: Vec<Option<Chunk>>,
     /// Requests that failed and may be sent again.
-    failed: Vec<ReadRequest>,
+    failed: Vec<Chunk>,
 }
 
 impl<'a> ReadPump<'a> {
@@ -89,7 +90,7 @@ impl<'a> ReadPump<'a> {
     }
 
     /// The requests that failed and may be sent again, when all are done.
-    pub(super) fn take_failed(&mut self) -> Vec<ReadRequest> {
+    pub(super) fn take_failed(&mut self) -> Vec<Chunk> {
         std::mem::take(&mut self.failed)
     }
 
@@ -100,9 +101,9 @@ impl<'a> ReadPump<'a> {
     /// Bytes of the staging buffer of the next request, 0 for none; `None` if no request may be sent now.
     fn next_staging(&self) -> Option<usize> {
         let next = self.waiting.front().filter(|_| self.pump.can_submit())?;
-        let first = next.chunk.pieces.first();
+        let first = next.pieces.first();
         let header = first.filter(|piece| piece.memory.is_none()).map(|piece| piece.len);
-        Some(if next.chunk.direct { header.unwrap_or(0) } else { next.chunk.bytes })
+        Some(if next.direct { header.unwrap_or(0) } else { next.bytes })
     }
 
     pub(super) fn send_next(&mut self, staging: Option<Memory>) {
@@ -118,7 +119,7 @@ impl<'a> ReadPump<'a> {
     fn take(&mut self, completion: Completion) {
         let slot = usize::try_from(completion.tag).expect("a small number");
         let done = self.in_flight[slot].take().expect("each tag completes once");
-        let number = done.reading;
+        let number = done.record;
         if let Err(error) = completion.result {
             let failed = self.retryable(done, completion.memory, &error);
             self.failed.extend(failed);
@@ -129,40 +130,33 @@ impl<'a> ReadPump<'a> {
         self.waiting.extend(payload);
     }
 
-    pub(super) fn submit(
-        &mut self,
-        mut request: ReadRequest,
-        staging: Option<Memory>,
-        tag: u64,
-    ) -> ReadRequest {
+    pub(super) fn submit(&mut self, mut chunk: Chunk, staging: Option<Memory>, tag: u64) -> Chunk {
         let stats = &self.parts.io.stats;
-        TransferStats::add(&stats.read_bytes, request.chunk.bytes as u64);
+        TransferStats::add(&stats.read_bytes, chunk.bytes as u64);
         TransferStats::add(&stats.read_requests, 1);
-        let memory = if request.chunk.direct {
+        let memory = if chunk.direct {
             let mut staging = staging;
-            let pieces = request.chunk.pieces.iter_mut();
+            let pieces = chunk.pieces.iter_mut();
             pieces
                 .map(|piece| {
                     piece.memory.take().unwrap_or_else(|| staging.take().expect("for the header"))
                 })
                 .collect()
         } else {
-            TransferStats::add(&stats.staged_read_bytes, request.chunk.bytes as u64);
+            TransferStats::add(&stats.staged_read_bytes, chunk.bytes as u64);
             vec![staging.expect("taken for the chunk")]
         };
-        let PinnedFile { file, guard } = self.readings[request.reading].pinned().clone();
-        let (operation, offset) = (Operation::Read, request.chunk.offset);
-        self.pump.submit(Transfer { operation, file, offset, memory, tag, guard: Some(guard) });
-        request
+        let PinnedFile { file, guard } = self.readings[chunk.record].pinned().clone();
+        let request = self.pump.request(Operation::Read, file, chunk.offset, memory);
+        self.pump.submit(Request { tag, guard: Some(guard), ..request });
+        chunk
     }
 
     /// Handles a completed request: sums its pieces and, if it was staged, copies them to the caller.
-    pub(super) fn arrive(&mut self, done: ReadRequest, memory: Vec<Memory>) {
-        let number = done.reading;
-        let chunk = done.chunk;
-        if !done.units.is_empty() {
-            let units = ReadRequest { chunk, ..done };
-            self.arrive_units(units, memory[0].as_slice());
+    pub(super) fn arrive(&mut self, chunk: Chunk, memory: Vec<Memory>) {
+        let number = chunk.record;
+        if !chunk.units.is_empty() {
+            self.arrive_units(chunk, memory[0].as_slice());
             return;
         }
         if chunk.direct {
@@ -195,14 +189,14 @@ impl<'a> ReadPump<'a> {
     }
 
     /// Decompresses the units of a completed request, and copies their wanted bytes to the caller.
-    fn arrive_units(&mut self, done: ReadRequest, staged: &[u8]) {
+    fn arrive_units(&mut self, chunk: Chunk, staged: &[u8]) {
         let ReadParts { io, codecs, .. } = self.parts;
-        let (reading, offset) = (&mut self.readings[done.reading], done.chunk.offset);
+        let (reading, offset) = (&mut self.readings[chunk.record], chunk.offset);
         let started = io.clock.now();
         codecs.with(|codec| {
-            for unit in done.units {
+            for unit in chunk.units {
                 let at = usize::try_from(unit.offset - offset).expect("within the request");
-                match unit.decompress(codec, &staged[at..at + unit.len]) {
+                match decompress(&unit, codec, &staged[at..at + unit.len]) {
                     Ok(raw) => {
                         TransferStats::add(&io.stats.decoded_bytes, raw.len() as u64);
                         reading.scatter(unit, &raw);
@@ -219,17 +213,17 @@ impl<'a> ReadPump<'a> {
     /// never saw it: then its blocks are misses.
     fn retryable(
         &mut self,
-        mut request: ReadRequest,
+        mut chunk: Chunk,
         memory: Vec<Memory>,
         error: &IoError,
-    ) -> Option<ReadRequest> {
-        tracing::debug!(%error, offset = request.chunk.offset, "read failed");
-        let reading = &mut self.readings[request.reading];
-        let is_back = give_back(reading, &mut request.chunk, memory);
+    ) -> Option<Chunk> {
+        tracing::debug!(%error, offset = chunk.offset, "read failed");
+        let reading = &mut self.readings[chunk.record];
+        let is_back = give_back(reading, &mut chunk, memory);
         if is_of_device(error) && is_back {
-            return Some(request);
+            return Some(chunk);
         }
-        reading.fail(request, Cause::of_io(error));
+        reading.fail(chunk, Cause::of_io(error));
         None
     }
 }

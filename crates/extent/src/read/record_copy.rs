@@ -4,12 +4,12 @@
 //! 2. Every checksum is compared, so a copy never spreads damaged bytes.
 
 use dalsegno_core::{Extent, StoreId};
-use dalsegno_io::{Claim, Memory, Operation};
+use dalsegno_io::{Claim, Memory, Operation, Request};
 
 use crate::compress::is_whole;
 use crate::error::Cause;
 use crate::format::{RecordHeader, RecordKind};
-use crate::transfer::{PinnedFile, Pump, SourceIo, Transfer};
+use crate::transfer::{PinnedFile, Pump, SourceIo};
 
 /// Memory for records, page-aligned.
 #[derive(Debug)]
@@ -100,10 +100,9 @@ fn fill(io: &SourceIo, pinned: &PinnedFile, mut offset: u64, mut memory: Memory)
     while !memory.is_empty() || !pump.is_idle() {
         if !memory.is_empty() && pump.can_submit() {
             let piece = memory.split_to(memory.len().min(limit));
-            let (operation, file, guard) =
-                (Operation::Read, pinned.file, Some(pinned.guard.clone()));
             let next = offset + piece.len() as u64;
-            pump.submit(Transfer { operation, file, offset, memory: vec![piece], tag: 0, guard });
+            let request = pump.request(Operation::Read, pinned.file, offset, vec![piece]);
+            pump.submit(Request { guard: Some(pinned.guard.clone()), ..request });
             offset = next;
             continue;
         }

@@ -12,20 +12,19 @@
 use std::collections::HashMap;
 
 use dalsegno_core::Stopped;
-use dalsegno_io::{Class, FileId, IoError, Memory, Operation};
+use dalsegno_io::{Class, FileId, IoError, Memory, Operation, Request};
 
-use super::extent_reading::ReadRequest;
 use super::read_pump::{ReadPump, is_of_device};
 use super::units::gather;
 use crate::error::Cause;
 use crate::format::SECTOR;
-use crate::transfer::{PinnedFile, PlanRules, Transfer, finish};
+use crate::transfer::{Chunk, PinnedFile, PlanRules, finish};
 
 /// Requests of a call beyond the planned ones. One bad sector among 512 slices takes about 25.
 const MOST: usize = 64;
 
 /// Reads failed requests again. Afterwards each part has arrived, or is a miss with its cause.
-pub(super) fn salvage(pump: &mut ReadPump<'_>, failed: Vec<ReadRequest>) -> Result<(), Stopped> {
+pub(super) fn salvage(pump: &mut ReadPump<'_>, failed: Vec<Chunk>) -> Result<(), Stopped> {
     if failed.is_empty() {
         return Ok(());
     }
@@ -36,7 +35,7 @@ pub(super) fn salvage(pump: &mut ReadPump<'_>, failed: Vec<ReadRequest>) -> Resu
 struct Salvage<'a, 'b> {
     pump: &'a mut ReadPump<'b>,
     /// The parts still to be read, the next one last.
-    parts: Vec<ReadRequest>,
+    parts: Vec<Chunk>,
     left: usize,
     /// Whether the device reads, for each file that was tried.
     readable: HashMap<FileId, bool>,
@@ -68,7 +67,7 @@ impl Salvage<'_, '_> {
     }
 
     /// Reads a part that cannot be smaller once more.
-    fn read_for_the_last_time(&mut self, part: ReadRequest) -> Result<(), Stopped> {
+    fn read_for_the_last_time(&mut self, part: Chunk) -> Result<(), Stopped> {
         if !self.check_device(&part)? {
             self.fail(part, Cause::Device);
         } else if let Some((part, error)) = self.read(part)? {
@@ -83,7 +82,7 @@ impl Salvage<'_, '_> {
 
     /// Whether the device reads the first sector of the part's file, or else of another segment. A file that ends
     /// before its first sector also shows that the device reads.
-    fn check_device(&mut self, part: &ReadRequest) -> Result<bool, Stopped> {
+    fn check_device(&mut self, part: &Chunk) -> Result<bool, Stopped> {
         let file = self.pinned_of(part).file;
         let trials = self.pump.parts.trials.as_ref();
         let other = trials.and_then(|trials| trials.other_file(file));
@@ -102,26 +101,25 @@ impl Salvage<'_, '_> {
     fn read_first_sector(
         &mut self,
         file: FileId,
-        part: &ReadRequest,
+        part: &Chunk,
     ) -> Result<Result<(), IoError>, Stopped> {
         self.left = self.left.saturating_sub(1);
         let memory = vec![self.staging(SECTOR)?];
         let guard = Some(self.pinned_of(part).guard.clone());
-        let (operation, offset) = (Operation::Read, 0);
-        let transfer = Transfer { operation, file, offset, memory, tag: 0, guard };
-        self.pump.pump.submit_as(Class::Background, transfer);
+        let request = self.pump.pump.request(Operation::Read, file, 0, memory);
+        self.pump.pump.submit(Request { class: Class::Background, guard, ..request });
         Ok(self.pump.pump.next()?.result)
     }
 
-    fn pinned_of(&self, part: &ReadRequest) -> &PinnedFile {
-        self.pump.readings[part.reading].pinned()
+    fn pinned_of(&self, part: &Chunk) -> &PinnedFile {
+        self.pump.readings[part.record].pinned()
     }
 
     /// Reads a part, and returns it with the error if that fails.
-    fn read(&mut self, part: ReadRequest) -> Result<Option<(ReadRequest, IoError)>, Stopped> {
+    fn read(&mut self, part: Chunk) -> Result<Option<(Chunk, IoError)>, Stopped> {
         self.left = self.left.saturating_sub(1);
-        let number = part.reading;
-        let staging = self.staging(part.chunk.bytes)?;
+        let number = part.record;
+        let staging = self.staging(part.bytes)?;
         let part = self.pump.submit(part, Some(staging), 0);
         let completion = self.pump.pump.next()?;
         if let Err(error) = completion.result {
@@ -139,24 +137,23 @@ impl Salvage<'_, '_> {
         Ok(self.pump.pump.staging(len)?.expect("nothing is in flight, so it waited for one"))
     }
 
-    fn fail(&mut self, part: ReadRequest, cause: Cause) {
-        self.pump.readings[part.reading].fail(part, cause);
+    fn fail(&mut self, part: Chunk, cause: Cause) {
+        self.pump.readings[part.record].fail(part, cause);
     }
 }
 
 /// Cuts a part in two; returns the part itself if it cannot be cut.
-fn halves(mut part: ReadRequest, rules: PlanRules) -> Result<Vec<ReadRequest>, ReadRequest> {
-    let reading = part.reading;
+fn halves(mut part: Chunk, rules: PlanRules) -> Result<Vec<Chunk>, Chunk> {
+    let record = part.record;
     if part.units.len() > 1 {
         let behind = part.units.split_off(part.units.len() / 2);
-        let halves = [part.units, behind].into_iter().flat_map(|units| gather(units, rules.limit));
-        return Ok(halves.map(|(chunk, units)| ReadRequest { reading, chunk, units }).collect());
+        let halves = [part.units, behind].into_iter();
+        return Ok(halves.flat_map(|units| gather(record, units, rules.limit)).collect());
     }
-    if part.chunk.pieces.len() > 1 {
-        let behind = part.chunk.pieces.split_off(part.chunk.pieces.len() / 2);
-        let halves = [part.chunk.pieces, behind].map(|pieces| finish(pieces, rules));
-        let half = |chunk| ReadRequest { reading, chunk, units: Vec::new() };
-        return Ok(halves.into_iter().map(half).collect());
+    if part.pieces.len() > 1 {
+        let behind = part.pieces.split_off(part.pieces.len() / 2);
+        let halves = [part.pieces, behind].map(|pieces| finish(pieces, rules));
+        return Ok(halves.into_iter().map(|chunk| Chunk { record, ..chunk }).collect());
     }
     Err(part)
 }

@@ -12,23 +12,7 @@ use dalsegno_io::Memory;
 use crate::compress::UnitCodec;
 use crate::error::Cause;
 use crate::format::{Units, row_bytes};
-use crate::transfer::{Chunk, Piece, pieces_of};
-
-/// A unit that holds wanted bytes.
-pub(super) struct WantedUnit {
-    /// First stored byte in the segment.
-    pub(super) offset: u64,
-    /// Stored bytes.
-    pub(super) len: usize,
-    crc: u32,
-    /// Offset of its first raw byte in the row.
-    pub(super) start: u64,
-    /// Raw bytes.
-    raw_bytes: usize,
-    element_bytes: usize,
-    /// The wanted pieces; their offsets are in the row.
-    pub(super) pieces: Vec<Piece>,
-}
+use crate::transfer::{Chunk, Piece, WantedUnit, pieces_of};
 
 /// The units that hold the wanted slices. `slices` are those of `blocks`, layer-major from `first_layer` on.
 pub(super) fn plan_units(
@@ -120,45 +104,43 @@ fn give_to_units(mut piece: Piece, unit_bytes: u32, row: &mut [WantedUnit]) {
     }
 }
 
-/// Joins neighboring units into requests of whole sectors, and returns the units of each request.
-pub(super) fn gather(wanted: Vec<WantedUnit>, limit: usize) -> Vec<(Chunk, Vec<WantedUnit>)> {
-    let mut chunks: Vec<(Chunk, Vec<WantedUnit>)> = Vec::new();
+/// Joins neighboring units of a record into requests of whole sectors.
+pub(super) fn gather(record: usize, wanted: Vec<WantedUnit>, limit: usize) -> Vec<Chunk> {
+    let mut chunks: Vec<Chunk> = Vec::new();
     for unit in wanted {
         let end = sector_up(unit.offset + unit.len as u64);
         match chunks.last_mut() {
-            Some((chunk, units))
+            Some(chunk)
                 if sector_down(unit.offset) <= chunk.offset + chunk.bytes as u64
                     && end - chunk.offset <= limit as u64 =>
             {
                 chunk.bytes = usize::try_from(end - chunk.offset).expect("within the limit");
-                units.push(unit);
+                chunk.units.push(unit);
             }
             _ => {
                 let offset = sector_down(unit.offset);
                 let bytes = usize::try_from(end - offset).expect("a unit is small");
                 assert!(bytes <= limit, "a unit fits into a request");
-                let chunk = Chunk { offset, bytes, pieces: Vec::new(), direct: false };
-                chunks.push((chunk, vec![unit]));
+                let (pieces, units) = (Vec::new(), vec![unit]);
+                chunks.push(Chunk { record, offset, bytes, pieces, units, direct: false });
             }
         }
     }
     chunks
 }
 
-impl WantedUnit {
-    /// Verifies and decompresses the stored unit. The caller gives the buffer back to `codec.raw` after its use.
-    pub(super) fn decompress(
-        &self,
-        codec: &mut UnitCodec,
-        stored: &[u8],
-    ) -> Result<Vec<u8>, Cause> {
-        let mut raw = std::mem::take(&mut codec.raw);
-        raw.resize(self.raw_bytes, 0);
-        let is_whole = crc32c::crc32c(stored) == self.crc;
-        if is_whole && codec.decode(stored, self.element_bytes, &mut raw).is_ok() {
-            return Ok(raw);
-        }
-        codec.raw = raw;
-        Err(Cause::Codec)
+/// Verifies and decompresses a stored unit. The caller gives the buffer back to `codec.raw` after its use.
+pub(super) fn decompress(
+    unit: &WantedUnit,
+    codec: &mut UnitCodec,
+    stored: &[u8],
+) -> Result<Vec<u8>, Cause> {
+    let mut raw = std::mem::take(&mut codec.raw);
+    raw.resize(unit.raw_bytes, 0);
+    let is_whole = crc32c::crc32c(stored) == unit.crc;
+    if is_whole && codec.decode(stored, unit.element_bytes, &mut raw).is_ok() {
+        return Ok(raw);
     }
+    codec.raw = raw;
+    Err(Cause::Codec)
 }

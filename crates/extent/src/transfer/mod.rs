@@ -8,9 +8,9 @@ mod single;
 mod slices;
 
 pub use device_io::{DeviceIo, IoBounds, OWN_LIMIT, PinnedFile, SourceIo, offline_io};
-pub(crate) use plan::{Chunk, cut, finish};
+pub(crate) use plan::{Chunk, WantedUnit, cut, finish};
 pub use plan::{Piece, PlanRules};
-pub(crate) use pump::{LOOK, Pump, Transfer};
+pub(crate) use pump::{LOOK, Pump};
 pub use record_write::{RecordWrite, write_all, write_one};
 pub use single::{
     check_reads, read_at, read_first_sector, start_sync, sync, write_at, write_unwatched,

@@ -48,12 +48,32 @@ impl Piece {
     }
 }
 
-/// One request to the device.
+/// What one request to the device moves.
 pub(crate) struct Chunk {
+    /// Which record of the call, in the caller's own numbering.
+    pub(crate) record: usize,
     pub(crate) offset: u64,
     pub(crate) bytes: usize,
     pub(crate) pieces: Vec<Piece>,
+    /// Instead of pieces, if it is part of a compressed payload.
+    pub(crate) units: Vec<WantedUnit>,
     pub(crate) direct: bool,
+}
+
+/// A compressed unit that holds wanted bytes.
+pub(crate) struct WantedUnit {
+    /// First stored byte in the file.
+    pub(crate) offset: u64,
+    /// Stored bytes.
+    pub(crate) len: usize,
+    pub(crate) crc: u32,
+    /// Offset of its first raw byte in the row.
+    pub(crate) start: u64,
+    /// Raw bytes.
+    pub(crate) raw_bytes: usize,
+    pub(crate) element_bytes: usize,
+    /// The wanted pieces; their offsets are in the row.
+    pub(crate) pieces: Vec<Piece>,
 }
 
 /// The device's bounds on a request.
@@ -142,7 +162,7 @@ pub(crate) fn finish(pieces: Vec<Piece>, rules: PlanRules) -> Chunk {
         // A header alone is staged anyway.
         && pieces.iter().any(|piece| piece.memory.is_some());
     assert!(bytes <= rules.limit, "a chunk of {bytes} bytes outgrows the limit");
-    Chunk { offset, bytes, pieces, direct }
+    Chunk { record: 0, offset, bytes, pieces, units: Vec::new(), direct }
 }
 
 #[cfg(test)]

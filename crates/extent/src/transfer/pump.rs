@@ -5,8 +5,6 @@
 //! 2. A call that waits for a staging buffer has nothing in flight and holds no other buffer, so calls cannot starve
 //!    each other. The wait is bounded whatever the call's deadline, because a device that hangs may hold all buffers.
 
-use std::any::Any;
-use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Select, Sender, unbounded};
@@ -41,16 +39,6 @@ fn bytes_of(memory: &[Memory]) -> usize {
     memory.iter().map(Memory::len).sum()
 }
 
-/// A request, without the call's terms, which the pump adds.
-pub(crate) struct Transfer {
-    pub(crate) operation: Operation,
-    pub(crate) file: FileId,
-    pub(crate) offset: u64,
-    pub(crate) memory: Vec<Memory>,
-    pub(crate) tag: u64,
-    pub(crate) guard: Option<Arc<dyn Any + Send + Sync>>,
-}
-
 impl<'a> Pump<'a> {
     pub(crate) fn new(io: &'a SourceIo, call: &'a Call) -> Self {
         let (sender, receiver) = unbounded();
@@ -82,30 +70,37 @@ impl<'a> Pump<'a> {
         self.in_flight == 0
     }
 
-    pub(crate) fn submit(&mut self, transfer: Transfer) {
-        self.submit_as(self.call.class, transfer);
-    }
-
-    /// As [`Self::submit`], in another class than the call's.
-    pub(crate) fn submit_as(&mut self, class: Class, transfer: Transfer) {
-        assert!(self.can_submit(), "more requests than the depth");
-        let request = Request {
-            operation: transfer.operation,
-            class,
-            file: transfer.file,
-            offset: transfer.offset,
-            memory: transfer.memory,
-            tag: transfer.tag,
+    /// A request of this call, whose completion arrives here with the tag 0.
+    pub(crate) fn request(
+        &self,
+        operation: Operation,
+        file: FileId,
+        offset: u64,
+        memory: Vec<Memory>,
+    ) -> Request {
+        Request {
+            operation,
+            class: self.call.class,
+            file,
+            offset,
+            memory,
+            tag: 0,
             deadline: self.call.deadline,
-            guard: transfer.guard,
+            guard: None,
             watch: None,
             reply: self.sender.clone(),
-        };
+        }
+    }
+
+    pub(crate) fn submit(&mut self, request: Request) {
+        assert!(self.can_submit(), "more requests than the depth");
         request.check();
         self.in_flight += 1;
         self.in_flight_bytes += bytes_of(&request.memory);
         match &mut self.ring {
-            Some(ring) if class == Class::Foreground => self.io.source.submit_on(ring, request),
+            Some(ring) if request.class == Class::Foreground => {
+                self.io.source.submit_on(ring, request);
+            }
             _ => self.io.source.submit(vec![request]),
         }
     }

@@ -8,11 +8,11 @@
 use std::collections::VecDeque;
 
 use dalsegno_core::Stopped;
-use dalsegno_io::{Call, Completion, IoError, Memory, Operation};
+use dalsegno_io::{Call, Completion, IoError, Memory, Operation, Request};
 
 use super::device_io::{DeviceIo, PinnedFile};
 use super::plan::{Chunk, MAX_DIRECT_PIECES, Piece, PlanRules, cut};
-use super::pump::{Pump, Transfer};
+use super::pump::Pump;
 use crate::format::{RecordHeader, RecordKind};
 use crate::stats::TransferStats;
 
@@ -250,8 +250,8 @@ fn submit(
         vec![buffer]
     };
     let PinnedFile { file, guard } = record.pinned.clone();
-    let operation = Operation::Write;
-    pump.submit(Transfer { operation, file, offset, memory, tag, guard: Some(guard) });
+    let request = pump.request(Operation::Write, file, offset, memory);
+    pump.submit(Request { tag, guard: Some(guard), ..request });
 }
 
 /// Bytes of the header in a chunk.

@@ -5,7 +5,7 @@ use dalsegno_core::Deadline;
 use dalsegno_io::{Call, Class, Completion, FileId, IoError, OpenMode, Operation, Request};
 
 use super::device_io::{DeviceIo, PinnedFile, SourceIo};
-use super::pump::{Pump, Transfer};
+use super::pump::Pump;
 use crate::format::{SECTOR, STORE_FILE};
 
 /// Fills `bytes` from a file.
@@ -17,9 +17,7 @@ pub fn read_at(
     call: &Call,
 ) -> Result<(), IoError> {
     let memory = vec![io.pool.take(bytes.len(), call.deadline, io.clock.as_ref())?];
-    let operation = Operation::Read;
-    let transfer = Transfer { operation, file, offset, memory, tag: 0, guard: None };
-    let completion = run(io, transfer, call)?;
+    let completion = run(io, call, |pump| pump.request(Operation::Read, file, offset, memory))?;
     bytes.copy_from_slice(completion.memory[0].as_slice());
     Ok(())
 }
@@ -34,17 +32,15 @@ pub fn write_at(
 ) -> Result<(), IoError> {
     let mut memory = io.pool.take(bytes.len(), call.deadline, io.clock.as_ref())?;
     memory.as_mut_slice().copy_from_slice(bytes);
-    let (operation, memory) = (Operation::Write, vec![memory]);
-    run(io, Transfer { operation, file, offset, memory, tag: 0, guard: None }, call).map(drop)
+    let request = |pump: &Pump<'_>| pump.request(Operation::Write, file, offset, vec![memory]);
+    run(io, call, request).map(drop)
 }
 
 /// Makes completed writes of a file durable. The caller decides what a failure means.
 pub fn sync(io: &SourceIo, file: FileId) -> Result<(), IoError> {
-    let (operation, memory) = (Operation::Sync, Vec::new());
-    let transfer = Transfer { operation, file, offset: 0, memory, tag: 0, guard: None };
     // In the background class it could wait behind gets for longer than its limit.
     let call = Call { class: Class::Foreground, ..io.own_call() };
-    run(io, transfer, &call).map(drop)
+    run(io, &call, |pump| pump.request(Operation::Sync, file, 0, Vec::new())).map(drop)
 }
 
 /// Reads the first sector of a file.
@@ -115,11 +111,15 @@ pub fn start_sync(io: &SourceIo, file: FileId) -> crossbeam_channel::Receiver<Co
     receiver
 }
 
-fn run(io: &SourceIo, transfer: Transfer, call: &Call) -> Result<Completion, IoError> {
+fn run(
+    io: &SourceIo,
+    call: &Call,
+    request: impl FnOnce(&Pump<'_>) -> Request,
+) -> Result<Completion, IoError> {
     // A write that is cancelled in the middle of a header would leave its segment in doubt.
     let call = Call { cancel: None, ..call.clone() };
     let mut pump = Pump::new(io, &call);
-    pump.submit(transfer);
+    pump.submit(request(&pump));
     let completion = pump.next()?;
     match completion.result {
         Ok(()) => Ok(completion),

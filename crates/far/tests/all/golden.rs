@@ -160,8 +160,8 @@ fn the_golden_files_are_read() {
     let memory = vec![Memory::zeroed(SLICE_BYTES as usize)];
     let target = BlockTarget { block: 0, memory, outlives_call: true, copy: Vec::new() };
     let shape = FarShape { namespace: NAMESPACE, layout: layout(), layers: 0..1 };
-    let wanted = vec![FarWanted { place, hash: hash(0), target }];
-    let read = reader.read(&shape, wanted, &Call::foreground()).remove(0);
+    let wanted = [FarWanted { place, hash: hash(0) }];
+    let read = reader.read(&shape, &wanted, vec![target], &Call::foreground()).remove(0);
     read.outcome.unwrap();
     assert!(read.memory[0].as_slice() == bytes_of(0));
 }

@@ -245,8 +245,8 @@ impl Host {
         let memory = vec![Memory::zeroed(bytes)];
         let target = BlockTarget { block: 0, memory, outlives_call: true, copy: Vec::new() };
         let shape = FarShape { namespace: NAMESPACE, layout: layout(), layers: 0..LAYERS };
-        let wanted = vec![FarWanted { place, hash: hash(block), target }];
-        let read = self.reader.read(&shape, wanted, &Call::foreground()).remove(0);
+        let wanted = [FarWanted { place, hash: hash(block) }];
+        let read = self.reader.read(&shape, &wanted, vec![target], &Call::foreground()).remove(0);
         if read.outcome.is_ok() {
             let got: Vec<u8> =
                 read.memory.iter().flat_map(|piece| piece.as_slice().to_vec()).collect();

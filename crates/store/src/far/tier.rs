@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use dalsegno_core::{ChainHash, Clock, DramAdmission, Limits, NamespaceId, StoreId};
-use dalsegno_extent::{IoBounds, SourceIo};
+use dalsegno_extent::{BlockTarget, IoBounds, SourceIo};
 use dalsegno_far::{
     BadObject, FarIndex, FarPlace, FarReader, FarReading, FarShape, FarWanted, Member, Polled,
     Removal, Tier, TierState, WriterId,
@@ -136,14 +136,15 @@ impl FarTier {
         self.member.tier.facts().state != TierState::Open || self.source.is_suspended()
     }
 
-    /// Plans to read blocks.
+    /// Plans to read blocks, each to its target.
     pub(crate) fn begin_read<'a>(
         &'a self,
         shape: FarShape,
-        wanted: Vec<FarWanted>,
+        wanted: &[FarWanted],
+        targets: Vec<BlockTarget>,
         call: &'a Call,
     ) -> FarReading<'a> {
-        self.reader.begin(shape, wanted, call)
+        self.reader.begin(shape, wanted, targets, call)
     }
 
     /// Counts a block that the log could not return, and that was read here.

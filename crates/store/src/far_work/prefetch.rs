@@ -39,6 +39,7 @@ pub(super) struct PrefetchDuty {
 struct PlannedBatch {
     shape: FarShape,
     wanted: Vec<FarWanted>,
+    targets: Vec<BlockTarget>,
     places: Vec<(ChainHash, ReservedPlace)>,
     /// From before the blocks were looked up.
     mark: RemovalMark,
@@ -71,8 +72,8 @@ impl PrefetchDuty {
         let shape = FarShape { namespace: batch.namespace, layout, layers: 0..layout.layers() };
         let bytes = usize::try_from(layout.block_bytes()).ok()?;
         let mark = recent.removals.mark();
-        let (wanted, places) = (Vec::new(), Vec::new());
-        let mut planned = PlannedBatch { shape, wanted, places, mark, is_full: false };
+        let (wanted, targets, places) = (Vec::new(), Vec::new(), Vec::new());
+        let mut planned = PlannedBatch { shape, wanted, targets, places, mark, is_full: false };
         for hash in &batch.hashes {
             let found = self.far.find(batch.namespace, hash);
             let is_here = recent.dram.holds(&(batch.namespace, *hash));
@@ -87,7 +88,8 @@ impl PrefetchDuty {
                 outlives_call: true,
                 copy: Vec::new(),
             };
-            planned.wanted.push(FarWanted { place, hash: *hash, target });
+            planned.wanted.push(FarWanted { place, hash: *hash });
+            planned.targets.push(target);
             planned.places.push((*hash, reserved));
         }
         Some(planned)
@@ -96,12 +98,13 @@ impl PrefetchDuty {
     /// Reads a batch.
     fn read(&self, batch: &PrefetchBatch) -> PrefetchResult {
         let failed = |dropped| PrefetchResult { fetched: Vec::new(), dropped, is_over: true };
-        let Some(PlannedBatch { shape, wanted, places, mark, is_full }) = self.plan(batch) else {
+        let Some(planned) = self.plan(batch) else {
             return failed(batch.hashes.len());
         };
+        let PlannedBatch { shape, wanted, targets, places, mark, is_full } = planned;
         let count = places.len();
         let call = Call::foreground().until(Deadline::At(self.clock.now().after(READ)));
-        let read = self.far.begin_read(shape, wanted, &call).finish();
+        let read = self.far.begin_read(shape, &wanted, targets, &call).finish();
         let Some(recent) = self.recent.upgrade() else { return failed(count) };
         let mut fetched = Vec::with_capacity(count);
         for ((hash, place), BlockRead { outcome, memory, .. }) in places.into_iter().zip(read) {

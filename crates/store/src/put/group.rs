@@ -17,23 +17,10 @@ use crate::state::arena::PlacedBlock;
 use crate::state::dram::Dram;
 use crate::state::recent_removals::{RecentRemovals, RemovalMark};
 
-/// The blocks of an extent.
-pub(super) struct GroupBlocks<'a> {
-    pub(super) memory: Vec<Vec<Memory>>,
-    /// The same blocks in their places in DRAM, as far as they have one; may be empty.
-    pub(super) placed: &'a [Option<Arc<PlacedBlock>>],
-}
-
-/// An extent with reserved space.
-struct WaitingExtent {
-    /// The position in the chain of its first block.
-    first: usize,
-    append: Append,
-    names: BlockNames,
-}
-
 /// The names of an extent's blocks.
 struct BlockNames {
+    /// The position in the chain of the first one.
+    first: usize,
     namespace: NamespaceId,
     hashes: Vec<ChainHash>,
 }
@@ -73,7 +60,10 @@ pub(super) struct Group<'a> {
     call: &'a Call,
     /// From before the put.
     mark: RemovalMark,
-    waiting: Vec<WaitingExtent>,
+    /// Extents with reserved space.
+    waiting: Vec<Append>,
+    /// The names of their blocks.
+    names: Vec<BlockNames>,
     bytes: u64,
     /// Where the next extent goes if it continues the last one, which the index does not know yet.
     next: Option<(usize, Placement)>,
@@ -82,17 +72,19 @@ pub(super) struct Group<'a> {
 
 impl<'a> Group<'a> {
     pub(super) fn new(writer: &'a ExtentWriter, call: &'a Call, mark: RemovalMark) -> Self {
-        let (waiting, stored) = (Vec::new(), Vec::new());
-        Self { writer, call, mark, waiting, bytes: 0, next: None, stored }
+        let (waiting, names, stored) = (Vec::new(), Vec::new(), Vec::new());
+        Self { writer, call, mark, waiting, names, bytes: 0, next: None, stored }
     }
 
-    /// Reserves space for one more extent; frees some first if needed. An extent without space is left out.
+    /// Reserves space for one more extent; frees some first if needed. An extent without space is left out. `placed`
+    /// has the same blocks in their places in DRAM, as far as they have one; it may be empty.
     pub(super) fn add(
         &mut self,
         namespace: &Namespace,
         chain: &[ChainHash],
         first: usize,
-        GroupBlocks { memory: blocks, placed }: GroupBlocks<'_>,
+        blocks: Vec<Vec<Memory>>,
+        placed: &[Option<Arc<PlacedBlock>>],
     ) -> Result<()> {
         let writer = self.writer;
         let count = blocks.len();
@@ -145,8 +137,8 @@ impl<'a> Group<'a> {
             }
         }
         let payload = compressed.map_or(Payload::Plain(blocks), Payload::Compressed);
-        let append = Append::new(extent, payload, place);
-        self.waiting.push(WaitingExtent { first, append, names: BlockNames { namespace, hashes } });
+        self.waiting.push(Append::new(extent, payload, place));
+        self.names.push(BlockNames { first, namespace, hashes });
         Ok(())
     }
 
@@ -181,19 +173,11 @@ impl<'a> Group<'a> {
     /// Writes what waits and makes it visible.
     fn write(&mut self) -> Result<()> {
         self.bytes = 0;
-        let waiting = std::mem::take(&mut self.waiting);
-        let mut places = Vec::with_capacity(waiting.len());
-        let mut appends = Vec::with_capacity(waiting.len());
-        for WaitingExtent { first, append, names } in waiting {
-            places.push((first, names));
-            appends.push(append);
-        }
+        let (waiting, names) = (std::mem::take(&mut self.waiting), std::mem::take(&mut self.names));
         let mut outcome = Ok(());
-        for (place, result) in
-            places.into_iter().zip(self.writer.log.writer().append(appends, self.call))
-        {
-            let (first, names) = place;
-            let count = names.hashes.len();
+        let results = self.writer.log.writer().append(waiting, self.call);
+        for (names, result) in names.into_iter().zip(results) {
+            let (first, count) = (names.first, names.hashes.len());
             match result {
                 Ok(appended) => {
                     if self.writer.publisher.publish(appended, self.call, self.mark) {
@@ -221,9 +205,7 @@ impl<'a> Group<'a> {
 impl Drop for Group<'_> {
     /// A put that ends with an error removes from DRAM the blocks that it had not written by then.
     fn drop(&mut self) {
-        for waiting in &self.waiting {
-            self.forget(&waiting.names);
-        }
+        self.names.iter().for_each(|names| self.forget(names));
     }
 }
 

@@ -12,7 +12,7 @@ use dalsegno_io::{Call, IoError, Memory, Operation};
 use crate::counters::{Counters, add};
 use crate::error::to_error;
 use crate::namespaces::table::NamespaceTable;
-use crate::put::group::{ExtentWriter, Group, GroupBlocks};
+use crate::put::group::{ExtentWriter, Group};
 use crate::put::plan::{Plan, PutPlanner};
 use crate::put::report::{PutOutcome, PutReport};
 use crate::put::stretch::Stretch;
@@ -158,7 +158,7 @@ impl Writer {
             let memory =
                 memory.map(|block| block.take().expect("each block is in one stretch")).collect();
             let placed = placed.get(first..first + count).unwrap_or_default();
-            group.add(namespace, put.chain, put.first + first, GroupBlocks { memory, placed })?;
+            group.add(namespace, put.chain, put.first + first, memory, placed)?;
         }
         for (first, count) in group.finish()? {
             outcomes[first - put.first..][..count].fill(PutOutcome::Stored);

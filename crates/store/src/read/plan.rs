@@ -57,14 +57,15 @@ pub(super) fn plan_far<'a>(
     let is_wanted = |block: &&FarBlock| blocks[block.at].is_wanted();
     let found: Vec<FarBlock> = found.iter().filter(is_wanted).copied().collect();
     let far = get.tiers.finder.far.as_ref().filter(|_| !found.is_empty())?;
-    let wanted = |FarBlock { at, place }: &FarBlock| {
-        let target = blocks[*at].begin_read(u32::from(place.block), || get.admitted_place());
-        FarWanted { place: *place, hash: get.chain[*at], target }
+    let wanted = |block: &FarBlock| FarWanted { place: block.place, hash: get.chain[block.at] };
+    let wanted: Vec<FarWanted> = found.iter().map(wanted).collect();
+    let target = |FarBlock { at, place }: &FarBlock| {
+        blocks[*at].begin_read(u32::from(place.block), || get.admitted_place())
     };
-    let wanted = found.iter().map(wanted).collect();
+    let targets = found.iter().map(target).collect();
     let (namespace, layout) = (get.namespace.id(), get.namespace.layout());
     let shape = FarShape { namespace, layout, layers: get.layers.clone() };
-    Some(FarRead::begin(found, far.begin_read(shape, wanted, get.call)))
+    Some(FarRead::begin(found, far.begin_read(shape, &wanted, targets, get.call)))
 }
 
 /// The copies at the far location of blocks that the log could not return, as long as the call has time left.
