@@ -89,8 +89,8 @@ impl std::fmt::Debug for Collector {
 }
 
 impl Collector {
-    /// Collects all writers but `own`, and the lists that have expired by what `index` knows. `clock` is that of this
-    /// host: it only measures how long a writer is watched.
+    /// Collects all writers but `member` itself, and the lists that have expired by what its index knows. The clock of
+    /// this host only measures how long a writer is watched.
     #[must_use]
     pub fn new(member: Member) -> Self {
         let (suspects, stats) = (BTreeMap::new(), CollectorStats::default());

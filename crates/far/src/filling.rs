@@ -16,6 +16,7 @@ pub const IN_FLIGHT: usize = 4;
 /// Packs and catalogs that are written at a time. A catalog takes no memory of a pack, so the next pack does not wait
 /// for it.
 const MOST_WRITING: usize = 2 * IN_FLIGHT;
+
 /// The pack that is being filled, those that are being written, and memory for the next ones.
 #[derive(Debug)]
 pub(crate) struct PacksInWork {
@@ -61,7 +62,7 @@ impl Default for PacksInWork {
 
 impl PacksInWork {
     /// Whether any pack was begun.
-    pub(crate) fn is_in_use(&self) -> bool {
+    pub(crate) fn has_packs(&self) -> bool {
         self.next > 1
     }
 

@@ -103,7 +103,7 @@ impl Publisher {
     /// [beat](Self::beat), so that nobody collects that.
     #[must_use]
     pub fn is_at_location(&self) -> bool {
-        self.folder.has_descriptions() || self.packs.is_in_use() || self.earlier.exist()
+        self.folder.has_descriptions() || self.packs.has_packs() || self.earlier.exist()
     }
 
     /// Publishes the description of a namespace, one sector, unless that was done. Waits for the location.

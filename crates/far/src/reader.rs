@@ -108,8 +108,7 @@ impl FarReader {
             group.push(GroupedBlock { at, wanted: *wanted, target });
         }
         let (mut records, mut reads) = (Vec::new(), Vec::new());
-        for mut group in groups.into_values() {
-            group.sort_by_key(|block| block.target.block);
+        for group in groups.into_values().flat_map(apart) {
             if let Some(at) = self.member.index.record(group[0].wanted.place) {
                 let (record, read) = record_read(&shape, at, group);
                 records.push(record);
@@ -152,6 +151,23 @@ struct GroupedBlock {
     at: usize,
     wanted: FarWanted,
     target: BlockTarget,
+}
+
+/// The blocks of a record, sorted. A block that is wanted several times is in as many groups, because the requests of
+/// one read do not overlap.
+fn apart(mut group: Vec<GroupedBlock>) -> Vec<Vec<GroupedBlock>> {
+    group.sort_by_key(|block| block.target.block);
+    let mut groups: Vec<Vec<GroupedBlock>> = Vec::with_capacity(1);
+    for block in group {
+        let number = block.target.block;
+        let is_behind =
+            |one: &&mut Vec<GroupedBlock>| one.last().is_none_or(|last| last.target.block < number);
+        match groups.iter_mut().find(is_behind) {
+            Some(one) => one.push(block),
+            None => groups.push(vec![block]),
+        }
+    }
+    groups
 }
 
 /// The wanted blocks of a record, by position in the request and by name.

@@ -89,13 +89,25 @@ impl ExtentReading {
     }
 
     /// Reports to `progress` how slices end, and have ended.
+    ///
+    /// # Panics
+    ///
+    /// If it reports already: each slice counts once.
     pub(super) fn report_to(&mut self, progress: &Arc<LayerProgress>) {
+        assert!(self.progress.is_none(), "a read reports to one progress");
         for (index, slice) in self.slices.iter().enumerate() {
             if let Some(outcome) = slice.outcome {
                 progress.note_slice(self.layer_of(index), outcome);
             }
         }
         self.progress = Some(Arc::clone(progress));
+    }
+
+    /// Ends the layers of a read that nobody waits for.
+    pub(super) fn abandon(&mut self, cause: Cause) {
+        if self.progress.is_some() {
+            self.lose_all(cause);
+        }
     }
 
     /// The file, of a record that is requested.

@@ -3,6 +3,8 @@
 //! 1. A layer is ready when its slices of all wanted blocks were verified, from whichever source.
 //! 2. A layer ends once. One slice that is lost makes its layer lost, although a later read may find the block
 //!    elsewhere.
+//! 3. The bytes of a layer that is ready are complete, but they stay as they are only if no other read is given the
+//!    memory. So a caller that reads lost blocks again gives that read memory of its own, or reports no layers.
 
 use std::ops::Range;
 

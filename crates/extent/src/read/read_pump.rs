@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use dalsegno_core::Stopped;
 use dalsegno_io::{Call, Completion, IoError, Memory, Operation, Request};
 
 use super::extent_reading::ExtentReading;
@@ -69,7 +70,11 @@ impl<'a> ReadPump<'a> {
     /// Sends what may be in flight, and takes what has arrived; returns whether everything that is planned was read or
     /// failed. Does not wait. Does nothing more for a call that was cancelled.
     pub(super) fn advance(&mut self) -> bool {
-        while self.pump.check_cancelled().is_ok() {
+        // A source that completes requests as fast as they are sent keeps no other one waiting.
+        for _ in 0..=self.parts.io.bounds.depth {
+            if self.pump.check_cancelled().is_err() {
+                break;
+            }
             while let Some(len) = self.next_staging() {
                 let staging = if len == 0 { None } else { self.pump.try_staging(len) };
                 if len > 0 && staging.is_none() {
@@ -92,6 +97,16 @@ impl<'a> ReadPump<'a> {
     /// The requests that failed and may be sent again, when all are done.
     pub(super) fn take_failed(&mut self) -> Vec<Chunk> {
         std::mem::take(&mut self.failed)
+    }
+
+    /// Ends the read before everything has arrived. Memory that no request uses returns to its slices.
+    pub(super) fn give_up(&mut self, stopped: Stopped) {
+        let failed = std::mem::take(&mut self.failed);
+        let waiting = std::mem::take(&mut self.waiting);
+        let in_flight = std::mem::take(&mut self.in_flight).into_iter().flatten();
+        for chunk in failed.into_iter().chain(waiting).chain(in_flight) {
+            self.readings[chunk.record].fail(chunk, stopped.into());
+        }
     }
 
     fn is_done(&self) -> bool {

@@ -3,14 +3,14 @@
 //! 1. The requests of all records of one call share one pump, so many small extents are read as fast as one large one.
 //! 2. Headers without which a payload cannot be found are requested first.
 //! 3. Bytes that cannot be read cost only the blocks that they belong to: see `salvage.rs`.
-//! 4. A call may read several sources at a time. While it waits for one, requests are sent to the others and their
-//!    completions are taken.
+//! 4. A call may read several sources at a time. While it waits for one, also while failed requests of that are sent
+//!    again, requests are sent to the others and their completions are taken.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{Deadline, Nanos, Stopped};
-use dalsegno_io::{CANCEL_POLL, Call};
+use dalsegno_io::{CANCEL_POLL, Call, Completion};
 
 use super::header_cache::{HeaderCache, HeaderName};
 use super::layer_progress::LayerProgress;
@@ -18,7 +18,8 @@ use super::read_pump::{ReadParts, ReadPump};
 use super::salvage::salvage;
 use super::wanted::{BlockRead, RecordRead, TrialFiles};
 use crate::compress::CodecPool;
-use crate::transfer::{LOOK, SourceIo};
+use crate::error::Cause;
+use crate::transfer::{LOOK, Pump, SourceIo};
 
 /// Reads the records of a source.
 #[derive(Debug)]
@@ -46,8 +47,8 @@ impl Reader {
     /// Plans to read blocks of several records. Nothing is sent yet.
     ///
     /// Without a deadline, the device reads directly into aligned memory, and the memory of a block that is no hit has
-    /// undefined contents. With a deadline, blocks are copied from staging buffers, and no request uses the caller's
-    /// memory after the call.
+    /// undefined contents. With a deadline, it reads directly only into memory that outlives the call. The rest is
+    /// copied from staging buffers, and no request uses it after the call.
     pub fn begin<'a>(
         &'a self,
         reads: impl ExactSizeIterator<Item = RecordRead>,
@@ -55,18 +56,21 @@ impl Reader {
     ) -> BlocksRead<'a> {
         let began = self.parts.io.clock.now();
         let mut pump = ReadPump::new(&self.parts, call, reads.len());
+        let mut lends = false;
         for read in reads {
+            lends |= read.targets.iter().any(|target| !target.outlives_call);
             pump.add(read);
         }
         pump.plan();
-        BlocksRead { pump, must_drain: !call.must_stage(), began, state: ReadState::Sending }
+        let must_drain = lends && !call.must_stage();
+        BlocksRead { pump, must_drain, began, state: ReadState::Sending }
     }
 }
 
 /// Blocks that are being read from one source.
 pub struct BlocksRead<'a> {
     pump: ReadPump<'a>,
-    /// Whether requests use memory that the call lent.
+    /// Whether requests may use memory that the call lent, so that the call cannot end before them.
     must_drain: bool,
     began: Nanos,
     state: ReadState,
@@ -81,6 +85,13 @@ enum ReadState {
     Completed(Nanos),
     /// Nothing more is sent.
     Ended(Nanos, Result<(), Stopped>),
+}
+
+impl Drop for BlocksRead<'_> {
+    /// Nobody waits for the layers of a read that nobody waits for.
+    fn drop(&mut self) {
+        self.pump.readings.iter_mut().for_each(|reading| reading.abandon(Cause::Cancelled));
+    }
 }
 
 impl BlocksRead<'_> {
@@ -115,10 +126,9 @@ impl BlocksRead<'_> {
     /// Waits for all blocks, and returns one outcome for each target, in the given order.
     pub fn finish(mut self) -> Vec<Vec<BlockRead>> {
         wait_for_first(&mut [&mut self]);
-        let Self { pump, state, .. } = self;
-        let ReadState::Ended(_, end) = state else { unreachable!("it was waited for") };
-        let stats = &pump.parts.io.stats;
-        let readings = pump.readings.into_iter();
+        let ReadState::Ended(_, end) = self.state else { unreachable!("it was waited for") };
+        let stats = &self.pump.parts.io.stats;
+        let readings = std::mem::take(&mut self.pump.readings).into_iter();
         let results: Vec<_> = readings.map(|reading| reading.verdict(end.err())).collect();
         for cause in results.iter().flatten().filter_map(|read| read.outcome.err()) {
             stats.count_miss(cause, 1);
@@ -137,10 +147,13 @@ pub fn wait_for_first(reads: &mut [&mut BlocksRead<'_>]) {
     let at = first.pump.parts.io.clock.now();
     let end = completed.and_then(|()| {
         let failed = first.pump.take_failed();
-        salvage(&mut first.pump, failed)
+        salvage(&mut first.pump, failed, &mut |pump| next_completion(pump, others))
     });
-    if end.is_err() && first.must_drain {
-        first.pump.pump.drain();
+    if let Err(stopped) = end {
+        first.pump.give_up(stopped);
+        if first.must_drain {
+            first.pump.pump.drain();
+        }
     }
     let at = if let ReadState::Completed(at) = first.state { at } else { at };
     first.state = ReadState::Ended(at, end);
@@ -151,6 +164,29 @@ pub fn wait_for_all(reads: &mut [&mut BlocksRead<'_>]) {
     for first in 0..reads.len() {
         wait_for_first(&mut reads[first..]);
     }
+}
+
+/// Waits for the next completion of a pump, while the others continue.
+fn next_completion(
+    pump: &mut Pump<'_>,
+    others: &mut [&mut BlocksRead<'_>],
+) -> Result<Completion, Stopped> {
+    loop {
+        pump.check_cancelled()?;
+        if let Some(completion) = pump.try_next() {
+            return Ok(completion);
+        }
+        for other in others.iter_mut() {
+            other.advance();
+        }
+        pump.wait(&sending(others))?;
+    }
+}
+
+/// The pumps of those reads that have requests to send, or in flight.
+fn sending<'a, 'b>(reads: &'a [&mut BlocksRead<'b>]) -> Vec<&'a Pump<'b>> {
+    let sending = reads.iter().filter(|read| read.state == ReadState::Sending);
+    sending.map(|read| &read.pump.pump).collect()
 }
 
 /// Waits until the planned requests of `first` have completed, while the others continue.
@@ -168,8 +204,7 @@ fn wait_for_completions(
         for other in others.iter_mut() {
             other.advance();
         }
-        let sending = others.iter().filter(|other| other.state == ReadState::Sending);
-        let sending: Vec<_> = sending.map(|other| &other.pump.pump).collect();
+        let sending = sending(others);
         let pump = &mut first.pump;
         let Some(len) = pump.awaited_staging() else {
             throttled = None;

@@ -4,7 +4,7 @@
 //! 1. When all other requests of a call have completed, each failed request is sent again, then its halves, down to
 //!    parts of one slice: one at a time, depth first, through staging buffers, so that the memory of a part that fails
 //!    is still there for its halves.
-//! 2. A call sends at most [`MOST`] such requests. Bytes that they do not reach are a miss because of the device, and
+//! 2. A read sends at most [`MOST`] such requests. Bytes that they do not reach are a miss because of the device, and
 //!    stay stored.
 //! 3. Bytes count as damaged only if the device fails to read them, then reads the first sector of their file or of
 //!    another segment, and then fails to read them again. Otherwise the device fails, and nothing is damaged.
@@ -12,28 +12,45 @@
 use std::collections::HashMap;
 
 use dalsegno_core::Stopped;
-use dalsegno_io::{Class, FileId, IoError, Memory, Operation, Request};
+use dalsegno_io::{Class, Completion, FileId, IoError, Memory, Operation, Request};
 
 use super::read_pump::{ReadPump, is_of_device};
 use super::units::gather;
 use crate::error::Cause;
 use crate::format::SECTOR;
-use crate::transfer::{Chunk, PinnedFile, PlanRules, finish};
+use crate::transfer::{Chunk, PinnedFile, PlanRules, Pump, finish};
 
-/// Requests of a call beyond the planned ones. One bad sector among 512 slices takes about 25.
+/// Requests of a read beyond the planned ones. One bad sector among 512 slices takes about 25.
 const MOST: usize = 64;
 
-/// Reads failed requests again. Afterwards each part has arrived, or is a miss with its cause.
-pub(super) fn salvage(pump: &mut ReadPump<'_>, failed: Vec<Chunk>) -> Result<(), Stopped> {
+/// Waits for the next completion of a pump.
+type Next<'a> = &'a mut dyn FnMut(&mut Pump<'_>) -> Result<Completion, Stopped>;
+
+/// Reads failed requests again, and waits for each with `next`. Afterwards each part has arrived, or is a miss with its
+/// cause.
+pub(super) fn salvage(
+    pump: &mut ReadPump<'_>,
+    failed: Vec<Chunk>,
+    next: Next<'_>,
+) -> Result<(), Stopped> {
     if failed.is_empty() {
         return Ok(());
     }
     let parts = failed.into_iter().rev().collect();
-    Salvage { pump, parts, left: MOST, readable: HashMap::new() }.run()
+    let mut salvage = Salvage { pump, next, parts, left: MOST, readable: HashMap::new() };
+    let end = salvage.run();
+    if let Err(stopped) = end {
+        let parts = std::mem::take(&mut salvage.parts);
+        for part in parts {
+            salvage.fail(part, stopped.into());
+        }
+    }
+    end
 }
 
 struct Salvage<'a, 'b> {
     pump: &'a mut ReadPump<'b>,
+    next: Next<'a>,
     /// The parts still to be read, the next one last.
     parts: Vec<Chunk>,
     left: usize,
@@ -44,6 +61,10 @@ struct Salvage<'a, 'b> {
 impl Salvage<'_, '_> {
     fn run(&mut self) -> Result<(), Stopped> {
         while let Some(part) = self.parts.pop() {
+            if self.left == 0 {
+                self.fail(part, Cause::Device);
+                continue;
+            }
             let known = self.readable.get(&self.pinned_of(&part).file).copied();
             let is_readable = match known {
                 Some(is_readable) => is_readable,
@@ -68,7 +89,8 @@ impl Salvage<'_, '_> {
 
     /// Reads a part that cannot be smaller once more.
     fn read_for_the_last_time(&mut self, part: Chunk) -> Result<(), Stopped> {
-        if !self.check_device(&part)? {
+        let is_readable = self.left > 0 && self.check_device(&part)?;
+        if !is_readable || self.left == 0 {
             self.fail(part, Cause::Device);
         } else if let Some((part, error)) = self.read(part)? {
             let cause = match Cause::of_io(&error) {
@@ -89,8 +111,8 @@ impl Salvage<'_, '_> {
         let own = self.read_first_sector(file, part)?;
         let is_readable = match (own, other) {
             (Ok(()) | Err(IoError::Short { .. }), _) => true,
-            (_, Some(other)) => self.read_first_sector(other, part)?.is_ok(),
-            (_, None) => false,
+            (_, Some(other)) if self.left > 0 => self.read_first_sector(other, part)?.is_ok(),
+            _ => false,
         };
         self.readable.insert(file, is_readable);
         Ok(is_readable)
@@ -108,7 +130,7 @@ impl Salvage<'_, '_> {
         let guard = Some(self.pinned_of(part).guard.clone());
         let request = self.pump.pump.request(Operation::Read, file, 0, memory);
         self.pump.pump.submit(Request { class: Class::Background, guard, ..request });
-        Ok(self.pump.pump.next()?.result)
+        Ok((self.next)(&mut self.pump.pump)?.result)
     }
 
     fn pinned_of(&self, part: &Chunk) -> &PinnedFile {
@@ -121,7 +143,7 @@ impl Salvage<'_, '_> {
         let number = part.record;
         let staging = self.staging(part.bytes)?;
         let part = self.pump.submit(part, Some(staging), 0);
-        let completion = self.pump.pump.next()?;
+        let completion = (self.next)(&mut self.pump.pump)?;
         if let Err(error) = completion.result {
             return Ok(Some((part, error)));
         }

@@ -18,7 +18,7 @@ pub struct ExtentRead {
     pub extent: Arc<Extent>,
     /// The wanted layers.
     pub layers: Range<u32>,
-    /// The wanted blocks, in ascending order.
+    /// The wanted blocks, in ascending order, each once.
     pub targets: Vec<BlockTarget>,
 }
 
@@ -33,7 +33,7 @@ pub struct RecordRead {
     pub pinned: Option<PinnedFile>,
     /// The wanted layers.
     pub layers: Range<u32>,
-    /// The wanted blocks, in ascending order.
+    /// The wanted blocks, in ascending order, each once.
     pub targets: Vec<BlockTarget>,
 }
 
@@ -83,8 +83,8 @@ pub type BlockOutcome = Result<(), Cause>;
 pub struct BlockRead {
     /// Whether the bytes are there and verified.
     pub outcome: BlockOutcome,
-    /// The target's memory, in order: all of it for a hit, otherwise what came back. Less came back if a request is in
-    /// flight.
+    /// The target's memory, in order: all of it for a hit, otherwise what came back. Less came back if a request has
+    /// some of it.
     pub memory: Vec<Memory>,
     /// The target's memory for a copy.
     pub copy: Vec<Memory>,

@@ -1,8 +1,8 @@
 //! Keeps a bounded number of a call's requests in flight.
 //!
-//! 1. At most `depth` requests of one call are in flight. Once two or more of them hold `busy_bytes` together, the pump
-//!    adds none, because the device is saturated.
-//! 2. A call that waits for a staging buffer has nothing in flight and holds no other buffer, so calls cannot starve
+//! 1. At most `depth` requests of one read are in flight; a call may have several reads. Once two or more of them hold
+//!    `busy_bytes` together, the pump adds none, because the device is saturated.
+//! 2. A read that waits for a staging buffer has nothing in flight and holds no other buffer, so reads cannot starve
 //!    each other. The wait is bounded whatever the call's deadline, because a device that hangs may hold all buffers.
 
 use std::time::Duration;

@@ -186,3 +186,43 @@ fn memory_of_a_part_that_was_not_read_is_not_taken_for_damage() {
     rig.source.go_on();
     assert_eq!(reading.finish()[0][0].outcome, Err(Cause::Suspended));
 }
+
+#[test]
+fn regression_a_read_that_is_dropped_ends_its_layers() {
+    let (rig, header) = rig_with_header();
+    let (call, progress) = (Call::foreground(), progress(BLOCKS));
+    let mut reading = rig.reader.begin([known(&header, &ALL)].into_iter(), &call);
+    reading.report_to(&progress);
+    drop(reading);
+    assert!(outcomes(&progress).iter().all(Option::is_some), "{:?}", outcomes(&progress));
+}
+
+#[test]
+fn regression_a_call_sends_at_most_64_requests_beyond_the_planned_ones() {
+    let rig = Rig::with_requests(64, 64 << 10);
+    let headers: Vec<_> = (0..60_u8).map(|b| rig.write(&[b], Compression::PLAIN)).collect();
+    let first_layer = |header: &RecordHeader| {
+        let mut read = known(header, &[0]);
+        read.layers = 0..1;
+        read.targets[0].memory = vec![dalsegno_io::Memory::zeroed(SLICE)];
+        read
+    };
+    for header in &headers {
+        rig.source.break_sector(header.offset + u64::from(header.header_bytes()));
+    }
+    let call = Call::foreground();
+    let reads: Vec<_> = headers.iter().map(first_layer).collect();
+    rig.reader.begin(reads.into_iter(), &call).finish();
+    let beyond = rig.source.seen() - 60;
+    assert!(beyond <= 64, "{beyond} requests beyond the planned ones");
+}
+
+#[test]
+#[should_panic(expected = "a read reports to one progress")]
+fn a_read_does_not_report_twice() {
+    let (rig, header) = rig_with_header();
+    let (call, progress) = (Call::foreground(), progress(2 * BLOCKS));
+    let mut reading = rig.reader.begin([known(&header, &ALL)].into_iter(), &call);
+    reading.report_to(&progress);
+    reading.report_to(&progress);
+}

@@ -140,3 +140,26 @@ fn a_wait_for_all_ends_when_the_last_source_has_responded() {
         }
     });
 }
+
+#[test]
+fn regression_the_others_continue_while_a_failed_request_of_the_first_is_sent_again() {
+    let sources = TwoSources::new();
+    let header = &sources.near_header;
+    sources.near.source.break_sector(header.offset + u64::from(header.header_bytes()));
+    sources.near.source.hold();
+    let end = sources.near.clock.now().after(Duration::from_secs(2));
+    let call = Call::foreground().until(Deadline::At(end));
+    std::thread::scope(|scope| {
+        sources.far.source.hold();
+        let read = scope.spawn(|| sources.read(&call));
+        until("the near extent is requested", || sources.near.source.waiting() == 1);
+        // It fails. Then the first sector of the file is requested, and hangs.
+        assert!(sources.near.source.serve_newest());
+        until("the salvage began", || sources.near.source.waiting() == 1);
+        // The far location responds now.
+        sources.far.source.go_on();
+        let [near, far] = read.join().unwrap();
+        assert_eq!(outcomes(&near), [Err(Cause::Deadline); 2]);
+        assert_eq!(outcomes(&far), [Ok(()); 2]);
+    });
+}

@@ -103,7 +103,7 @@ pub struct Follower {
 }
 
 impl Follower {
-    /// Follows all writers but `member`, whose packs it indexes when it publishes them, and the removals of all.
+    /// Follows all writers but `member` itself, whose publisher indexes its packs, and the removals of all.
     #[must_use]
     pub fn new(member: Member) -> Self {
         let lists = ListFollower::new(member.clone());

@@ -29,6 +29,8 @@ pub(crate) struct Door {
     open: RwLock<Option<Arc<OpenStore>>>,
     /// The last counters of a closed store.
     last: Mutex<Option<Stats>>,
+    /// Held while the store is closed.
+    closing: Mutex<()>,
     id: StoreId,
     limits: Arc<Limits>,
     process: Process,
@@ -38,7 +40,14 @@ impl Door {
     pub(crate) fn new(store: OpenStore) -> Self {
         let (id, limits) = (store.workers.stored.log.store(), Arc::clone(&store.meters.limits));
         let open = RwLock::new(Some(Arc::new(store)));
-        Self { open, last: Mutex::default(), id, limits, process: Process::this() }
+        Self {
+            open,
+            last: Mutex::default(),
+            closing: Mutex::default(),
+            id,
+            limits,
+            process: Process::this(),
+        }
     }
 
     /// The store's random name.
@@ -100,8 +109,14 @@ impl Door {
         }
     }
 
-    /// Closes the store; `end_transfers` runs first, with the deadline of the whole.
+    /// Closes the store; `end_transfers` runs first, with the deadline of the whole. While another thread closes it,
+    /// waits for that.
     pub(crate) fn close(&self, end_transfers: impl FnOnce(Deadline, &dyn Clock)) {
+        // In a forked child a thread of the parent may have locked it.
+        if self.check_process().is_err() {
+            return;
+        }
+        let _closing = self.closing.lock();
         let Ok(store) = self.enter() else { return };
         let clock = Arc::clone(&store.workers.clock);
         let deadline = Deadline::At(clock.now().after(CLOSE_TIMEOUT));

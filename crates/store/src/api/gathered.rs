@@ -1,6 +1,7 @@
 //! Where a put by layer gathers its blocks.
 //!
-//! 1. All puts by layer of a store together hold at most [`MOST_GATHERED_BYTES`], the hashes included.
+//! 1. All puts by layer of a store together hold at most [`MOST_GATHERED_BYTES`], the hashes included, and places in
+//!    DRAM.
 //! 2. If the DRAM tier admits what is put, blocks are gathered in places of it, in a quarter of it at most. A place is
 //!    taken from blocks that were not requested since they entered. All other blocks are gathered in other memory.
 //! 3. Blocks that are removed after the writer was made are not put.

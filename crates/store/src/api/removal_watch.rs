@@ -3,7 +3,7 @@
 //! 1. [`RemovalWatch::take`] looks each noted block up again. The blocks that it returns are absent at that moment, so
 //!    a block that was stored again is not reported.
 //! 2. After a gap the caller compares everything that it published with the store.
-//! 3. Nothing here waits for a device that does not respond.
+//! 3. Nothing here waits longer than a lookup for a device that does not respond.
 
 use std::sync::{Arc, Weak};
 

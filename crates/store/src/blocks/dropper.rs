@@ -1,8 +1,9 @@
 //! Dropping blocks: damaged, evicted and removed ones.
 //!
-//! 1. Blocks leave the index first, then DRAM, so that a get in progress does not bring them back.
+//! 1. Blocks leave the index first, then DRAM, so that a get in progress does not bring them back. What is left of an
+//!    evicted segment leaves DRAM by and by: no lookup finds it.
 //! 2. A watch is notified of a block after the index dropped it.
-//! 3. The log forgets the header of an extent that lost blocks.
+//! 3. The log forgets the header of an extent that has no blocks left.
 
 use std::sync::Arc;
 

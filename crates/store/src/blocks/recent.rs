@@ -1,7 +1,8 @@
 //! Blocks in DRAM, and what was removed lately.
 //!
-//! 1. A block that enters is looked up afterwards. It leaves again if it was removed or evicted while it was read.
-//! 2. A block that was put again since its removal leaves as well: the bytes that were read are from before.
+//! 1. A block that was removed since its bytes were looked up does not enter, also if it was put again: the bytes are
+//!    from before. No get finds them here in between.
+//! 2. A block that was read is looked up after it entered. It leaves again if it was evicted while it was read.
 
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ use crate::state::arena::PlacedBlock;
 use crate::state::dram::Dram;
 use crate::state::recent_removals::{RecentRemovals, RemovalMark};
 
-/// The DRAM tier, and the checks of what enters it.
+/// The DRAM tier, and the checks of what gets and prefetches bring into it. Puts keep blocks there themselves.
 #[derive(Debug)]
 pub(crate) struct RecentBlocks {
     pub(crate) dram: Arc<Dram>,
@@ -33,8 +34,8 @@ impl RecentBlocks {
         deadline: Deadline,
     ) {
         if !self.dram.is_off() {
-            self.dram.insert(key, memory);
-            self.remove_unless_known(key, mark, deadline);
+            self.dram.insert(key, memory, || self.removals.is_removed_since(mark, &key));
+            self.remove_unless_known(key, deadline);
         }
     }
 
@@ -46,12 +47,12 @@ impl RecentBlocks {
         mark: RemovalMark,
         deadline: Deadline,
     ) {
-        self.dram.keep(key, block);
-        self.remove_unless_known(key, mark, deadline);
+        self.dram.keep(key, block, || self.removals.is_removed_since(mark, &key));
+        self.remove_unless_known(key, deadline);
     }
 
-    fn remove_unless_known(&self, key: BlockKey, mark: RemovalMark, deadline: Deadline) {
-        if self.removals.is_removed_since(mark, &key) || !self.finder.knows(key, deadline) {
+    fn remove_unless_known(&self, key: BlockKey, deadline: Deadline) {
+        if !self.finder.knows(key, deadline) {
             self.dram.remove(key.0, &[key.1]);
         }
     }

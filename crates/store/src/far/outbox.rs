@@ -21,7 +21,7 @@ use crate::state::recent_removals::{RecentRemovals, RemovalMark};
 
 /// Size of a full pack.
 const PACK_BYTES: u64 = 32 << 20;
-/// How long an eviction waits for others that copy extents to packs.
+/// How long the eviction of a segment waits for others that copy extents to packs.
 const DEMOTE_WAIT: Duration = Duration::from_millis(5);
 /// Extents that wait to be written.
 const MOST_WAITING: usize = 4096;
@@ -98,23 +98,28 @@ impl Outbox {
         }
     }
 
-    /// Copies an extent that is about to be evicted to a pack, if that can be done immediately.
-    pub(crate) fn demote(
+    /// Copies extents that are about to be evicted to packs, as far as that can be done immediately.
+    pub(crate) fn demote<'a>(
         &self,
         log: &Log,
         removals: &RecentRemovals,
-        extent: &Extent,
+        extents: impl Iterator<Item = &'a Extent>,
         mark: RemovalMark,
     ) {
-        if self.write != FarWrite::Evict || self.has_all(extent) {
+        if self.write != FarWrite::Evict {
             return;
         }
-        let publisher = self.publisher.try_lock_for(DEMOTE_WAIT);
-        let added = publisher
-            .filter(|_| self.may_fill())
-            .map(|mut publisher| add_to_pack(&mut publisher, log, removals, extent, mark));
-        if added != Some(Ok(())) {
-            add(&self.dropped_blocks, extent.hashes.len() as u64);
+        let mut wait = DEMOTE_WAIT;
+        for extent in extents.filter(|extent| !self.has_all(extent)) {
+            let publisher = self.may_fill().then(|| self.publisher.try_lock_for(wait)).flatten();
+            if publisher.is_none() {
+                wait = Duration::ZERO;
+            }
+            let added = publisher
+                .map(|mut publisher| add_to_pack(&mut publisher, log, removals, extent, mark));
+            if added != Some(Ok(())) {
+                add(&self.dropped_blocks, extent.hashes.len() as u64);
+            }
         }
     }
 
@@ -164,7 +169,7 @@ impl Outbox {
         self.reoffers.note_failures(failures);
     }
 
-    /// Drops the extents that still wait when the store is closed.
+    /// Drops the extents that still wait.
     pub(crate) fn drop_waiting(&self) {
         let left: usize = self.waiting.lock().drain(..).map(|one| one.extent.hashes.len()).sum();
         add(&self.dropped_blocks, left as u64);

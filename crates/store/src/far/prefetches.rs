@@ -149,7 +149,9 @@ impl Prefetches {
         if self.most_bytes == 0 {
             return;
         }
-        let blocks: VecDeque<ChainHash> = hashes.take(MOST_BLOCKS).collect();
+        let mut named = HashSet::new();
+        let blocks: VecDeque<ChainHash> =
+            hashes.take(MOST_BLOCKS).filter(|hash| named.insert(*hash)).collect();
         let Some(last) = blocks.back().copied() else { return };
         let progress = &mut *self.progress.lock();
         let is_same = |chain: &NamedChain| chain.namespace == namespace && chain.last == last;

@@ -1,8 +1,9 @@
-//! The threads of the far tier: one publishes, one follows what others publish, one copies blocks to the log, one reads
-//! blocks into DRAM before they are requested, and one removes what dead stores left.
+//! The threads of the far tier: one publishes packs, one publishes removals, one follows what others publish, one
+//! copies blocks to the log, one reads blocks into DRAM before they are requested, and one removes what dead stores
+//! left.
 //!
-//! 1. A thread that waits for the location holds nothing of the store but the far tier, so a location that hangs does
-//!    not keep the store's directory locked.
+//! 1. A thread that waits for the location holds neither the log nor DRAM, so a location that hangs does not keep the
+//!    store's directory locked.
 //! 2. A removal is published before its call returns. Blocks that were put before it are not published after it.
 //! 3. What others removed is removed here when it becomes known.
 //! 4. Closing publishes what waits, within its time.
@@ -87,6 +88,10 @@ impl FarLanes {
         executor: Executor,
     ) -> Result<Self> {
         let first = NextStep::After(Duration::ZERO);
+        let mut follower = Follower::new(far.member.clone());
+        follower.set_earlier(local.notes.stored_applied());
+        // Before the threads: one of them may hold the publisher while the location hangs.
+        far.outbox.use_applied(&local.notes);
         let duty = PublishDuty {
             far: Arc::clone(far),
             clock: Arc::clone(clock),
@@ -100,9 +105,6 @@ impl FarLanes {
         };
         let publish =
             Periodic::start("dalsegno-far-put", executor, duty, first).map_err(no_thread)?;
-        let mut follower = Follower::new(far.member.clone());
-        follower.set_earlier(local.notes.stored_applied());
-        far.outbox.use_applied(&local.notes);
         let removals = RemovalsHere::new(far, clock, local);
         let duty = FollowDuty::new(far, follower, removals);
         let follow =
@@ -207,13 +209,13 @@ impl PublishDuty {
         let Some(waiting) = self.far.outbox.next_waiting() else { return Ok(Added::Enough) };
         let OfferedExtent { extent, mark } = &waiting;
         let blocks = extent.hashes.len() as u64;
-        let counters = &self.far.outbox;
+        let outbox = &self.far.outbox;
         if self.far.outbox.has_all(extent) {
-            add(&counters.present_blocks, blocks);
+            add(&outbox.present_blocks, blocks);
             return Ok(Added::More);
         }
         let Some(sector) = self.sector_of(extent.namespace) else {
-            add(&counters.dropped_blocks, blocks);
+            add(&outbox.dropped_blocks, blocks);
             return Ok(Added::More);
         };
         if let Err(error) = publisher.describe(extent.namespace, &sector) {
@@ -231,7 +233,7 @@ impl PublishDuty {
                 Ok(Added::Enough)
             }
             Err(Refused::TooLarge | Refused::Unread(_)) => {
-                add(&counters.dropped_blocks, blocks);
+                add(&outbox.dropped_blocks, blocks);
                 Ok(Added::More)
             }
         }

@@ -1,6 +1,6 @@
 //! The thread that publishes removals of this store.
 //!
-//! 1. While it waits for the location it holds nothing of the store but the far tier.
+//! 1. While it waits for the location it holds neither the log nor DRAM.
 //! 2. A call that removes ends when its removal is published, and later packs name it.
 //! 3. It publishes all removals that wait in one step. One that fails is tried again, until the store is closed.
 
@@ -42,8 +42,8 @@ impl RemovalDuty {
 
     /// Stores what has changed.
     fn store(&self) -> Result<(), LogError> {
-        let Some(local) = self.stored.upgrade() else { return Ok(()) };
-        let stored = self.notes.store(local.log.store_files());
+        let Some(indexed) = self.stored.upgrade() else { return Ok(()) };
+        let stored = self.notes.store(indexed.log.store_files());
         if let Err(error) = &stored {
             tracing::debug!(%error, "the record of removals is not stored; this is tried again");
         }

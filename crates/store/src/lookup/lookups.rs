@@ -1,6 +1,7 @@
 //! Finding blocks in the index.
 //!
-//! 1. A lookup touches no payload and does not wait for a device that hangs, nor for the far location.
+//! 1. A lookup touches no payload. It waits at most [`LOOKUP_TIMEOUT`] for an on-disk index, and never for the far
+//!    location.
 //! 2. While reads of the device are suspended, only blocks in DRAM and at the far location are present: a load could
 //!    not deliver the others.
 //! 3. A lookup names the blocks of a chain that only the far tier has, because gets of its parts follow.

@@ -160,6 +160,7 @@ impl SharedParts {
             removals: self.removals(),
             far: self.far(),
             device: Arc::clone(&self.device),
+            hidden: Arc::clone(&self.finder().hidden),
             pending: Pending::default(),
             admission: admission_filter(self.limits.admission),
         };

@@ -130,9 +130,10 @@ impl<'a> Group<'a> {
             let dram = &writer.dram;
             for (at, (hash, block)) in extent.hashes.iter().zip(&blocks).enumerate() {
                 let key = (extent.namespace, *hash);
+                let is_removed = || removals.is_removed_since(self.mark, &key);
                 match placed.get(at).and_then(Option::as_ref) {
-                    Some(placed) => dram.keep(key, Arc::clone(placed)),
-                    None => dram.insert(key, block),
+                    Some(placed) => dram.keep(key, Arc::clone(placed), is_removed),
+                    None => dram.insert(key, block, is_removed),
                 }
             }
         }

@@ -1,6 +1,8 @@
 //! Deciding which blocks of a put are written.
 //!
 //! 1. A block that is present, or that another put is writing, is not written again, unless a get failed to read it.
+//! 2. A block whose removal still waits for the device is not written, and does not count as present: the removal takes
+//!    it from an on-disk index by its name.
 
 use std::sync::Arc;
 
@@ -15,6 +17,7 @@ use crate::far::tier::FarTier;
 use crate::put::pending::{Claim, Pending};
 use crate::put::report::PutOutcome;
 use crate::state::failed_reads::FailedReads;
+use crate::state::hidden_blocks::HiddenBlocks;
 use crate::state::recent_removals::{RecentRemovals, RemovalMark};
 
 /// Memory of the filter that remembers blocks put once, with admission `second-put`.
@@ -30,6 +33,8 @@ pub(crate) struct PutPlanner {
     /// The tier that may get a copy of what is put again.
     pub(crate) far: Option<Arc<FarTier>>,
     pub(crate) device: Arc<Watched>,
+    /// What is being removed, and that an on-disk index still has.
+    pub(crate) hidden: Arc<HiddenBlocks>,
     pub(crate) pending: Pending,
     pub(crate) admission: Mutex<AdmissionFilter>,
 }
@@ -73,9 +78,14 @@ impl PutPlanner {
         let is_useless = !failed.is_empty() && self.device.is_suspended();
         let mut failed = failed.iter().peekable();
         let removed = self.removals.removed_since(since, namespace, hashes);
+        let is_hidden = self.hidden.are_hidden(namespace, hashes);
         let mut wanted = vec![false; hashes.len()];
         for (at, hash) in hashes.iter().enumerate() {
             let has_failed = failed.next_if_eq(&hash).is_some();
+            if is_hidden[at] {
+                outcomes[at] = PutOutcome::Failed;
+                continue;
+            }
             if outcomes[at] != PutOutcome::Present {
                 if removed.contains(hash) {
                     continue;
@@ -108,6 +118,9 @@ impl PutPlanner {
         hashes: &[ChainHash],
         deadline: Deadline,
     ) -> usize {
+        let shown = self.hidden.shown(namespace, hashes).into_iter().next();
+        let shown = shown.filter(|part| part.start == 0).unwrap_or_default();
+        let hashes = &hashes[shown];
         let present = &hashes[..self.stored.index.probe(namespace, hashes, deadline)];
         let failed = self.failed_reads.among(namespace, present);
         present.iter().take_while(|hash| failed.first() != Some(hash)).count()

@@ -11,8 +11,9 @@ pub enum PutOutcome {
     Pending,
     /// Declined by the admission policy.
     Declined,
-    /// Not written: no space, deadline, cancelled, or the device failed. Also a present block that a get failed to
-    /// read, as long as reads are suspended.
+    /// Not written: no space, deadline, cancelled, the device failed, or the block was removed since its bytes were
+    /// given. Also a block whose removal still waits for the device, and a present block that a get failed to read, as
+    /// long as reads are suspended.
     Failed,
 }
 

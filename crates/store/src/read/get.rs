@@ -1,4 +1,4 @@
-//! Getting blocks, whole or by layer, in four phases: find, serve from DRAM, read, settle.
+//! Getting blocks, whole or by layer, in five phases: find, serve from DRAM, plan, read, settle.
 //!
 //! 1. The index is asked first. DRAM serves the blocks that it holds, then the log is read. A block counts as a hit
 //!    only after every slice was verified.
@@ -7,7 +7,8 @@
 //! 3. A block that the device failed to read stays in the index, and is noted: a put writes it again.
 //! 4. A block that DRAM admits is read into its place there, and copied to the caller as it arrives. No call waits for
 //!    a read into a place that outlives it, so a deadline needs no staging buffer.
-//! 5. The far tier is read while the log is, and then for what the log could not return if the call has time left.
+//! 5. The far tier is read while the log is, and then for what the log could not return if the call has time left and
+//!    no request has the block's memory.
 //! 6. A block is looked up once, for DRAM and the log together. It is looked up again only if its segment was recycled
 //!    between lookup and plan, or when it enters DRAM: then DRAM drops it if it was removed meanwhile.
 

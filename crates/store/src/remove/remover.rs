@@ -21,7 +21,7 @@ use crate::blocks::finder::Finder;
 use crate::error::to_error;
 use crate::far::removal_notes::{Incomplete, OwnRemoval, RemovalNotes};
 use crate::jobs::calls::keep_place;
-use crate::lookup::lookups::lookup_limit;
+use crate::lookup::lookups::LOOKUP_TIMEOUT;
 use crate::remove::local::LocalRemover;
 use crate::terms::Terms;
 
@@ -71,7 +71,7 @@ impl Remover {
         let call = terms.call(clock);
         let has_far = matches!(origin, RemovalOrigin::Caller(Some(_)));
         let only_far =
-            if has_far { self.count_far(namespace, hashes.unwrap_or_default()) } else { 0 };
+            if has_far { self.count_far(namespace, hashes.unwrap_or_default(), &call) } else { 0 };
         let place = keep_place(&self.records, &call, clock).map_err(not_begun)?;
         let own = match origin {
             RemovalOrigin::Caller(_) => self.begin_own(namespace, hashes.unwrap_or_default())?,
@@ -168,8 +168,8 @@ impl Remover {
     }
 
     /// How many blocks only the far location has.
-    fn count_far(&self, namespace: NamespaceId, hashes: &[ChainHash]) -> u64 {
-        let deadline = lookup_limit(self.clock.as_ref());
+    fn count_far(&self, namespace: NamespaceId, hashes: &[ChainHash], call: &Call) -> u64 {
+        let deadline = call.at_most(LOOKUP_TIMEOUT, self.clock.as_ref());
         self.finder.find(namespace, hashes, Scope::Each, deadline).far.len() as u64
     }
 }

@@ -1,6 +1,7 @@
 //! Freeing space: which segment is recycled, which extents move on, which are evicted.
 //!
-//! 1. One job frees space at a time (`space.rs`). The next one first looks whether there is enough now.
+//! 1. One job of an open store frees space at a time (`space.rs`). The next one first looks whether there is enough
+//!    now.
 //! 2. A kept extent is readable at every moment: it moves first, then its segment is recycled.
 //! 3. Only extents of the recycled segment are evicted, so the index holds exactly what the log holds. Extents that
 //!    depend on an evicted one become orphans: they are evicted first, unless they are used.
@@ -230,7 +231,7 @@ impl Reclaimer {
             let mark = removals.mark();
             let kept: BTreeSet<ExtentId> = kept.iter().map(|extent| extent.id).collect();
             let evicted = by_id.values().filter(|extent| !kept.contains(&extent.id));
-            evicted.for_each(|extent| far.outbox.demote(log, removals, extent, mark));
+            far.outbox.demote(log, removals, evicted.copied(), mark);
         }
         Ok(())
     }

@@ -1,7 +1,8 @@
 //! The DRAM tier: whole blocks within a byte bound, in front of the log.
 //!
-//! 1. It holds only blocks that the index knows. A path that removes or evicts a block removes it from the index first,
-//!    then from here. A path that inserts a block looks at the index afterwards.
+//! 1. It holds only blocks that the index knows, or that a put is about to insert there. A path that removes or evicts
+//!    a block removes it from the index first, then from here. A get that keeps a block looks at the index afterwards.
+//!    A put whose blocks the index does not insert removes them from here.
 //! 2. A block weighs the units of its place, so the tier never exceeds its capacity. A block that left keeps its place
 //!    until its last reader is done. A block that finds no place does not enter.
 //! 3. No bytes are copied under the lock. A block has its place before its bytes are there, and is a miss until then.
@@ -175,12 +176,18 @@ impl Dram {
         reserved
     }
 
-    /// Keeps a block that is in its place.
-    pub(crate) fn keep(&self, key: BlockKey, block: Arc<PlacedBlock>) {
+    /// Keeps a block that is in its place, unless `is_removed` says that it was removed since its bytes were looked up
+    /// or given. That is asked under the lock: a removal is noted first, and takes the block from here afterwards.
+    pub(crate) fn keep(
+        &self,
+        key: BlockKey,
+        block: Arc<PlacedBlock>,
+        is_removed: impl FnOnce() -> bool,
+    ) {
         let weight = Arena::place_bytes(block.len());
         let left = {
             let mut blocks = self.blocks.lock();
-            if blocks.peek(&key).is_some() {
+            if blocks.peek(&key).is_some() || is_removed() {
                 return;
             }
             blocks.insert(key, block, weight)
@@ -189,14 +196,19 @@ impl Dram {
         self.admitted.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Copies a block in, if there is a place for it.
-    pub(crate) fn insert(&self, key: BlockKey, pieces: &[Memory]) {
+    /// Copies a block in, if there is a place for it: see [`Self::keep`].
+    pub(crate) fn insert(
+        &self,
+        key: BlockKey,
+        pieces: &[Memory],
+        is_removed: impl FnOnce() -> bool,
+    ) {
         if self.is_off() || self.holds(&key) {
             return;
         }
         let bytes = pieces.iter().map(Memory::len).sum();
         if let Some(reserved) = self.reserve(bytes, Leaving::Any) {
-            self.keep(key, Arc::new(reserved.copy_from(pieces)));
+            self.keep(key, Arc::new(reserved.copy_from(pieces)), is_removed);
         }
     }
 
@@ -247,7 +259,7 @@ mod tests {
     }
 
     fn insert(dram: &Dram, number: u8, bytes: usize) {
-        dram.insert(key(number), &[memory(number, bytes)]);
+        dram.insert(key(number), &[memory(number, bytes)], || false);
     }
 
     fn free_bytes(dram: &Dram) -> u64 {
@@ -274,7 +286,7 @@ mod tests {
         for (number, bytes) in (1..).zip(sizes) {
             let mut rest = memory(number, bytes);
             let pieces = [rest.split_to(bytes / 2), rest];
-            dram.insert(key(number), &pieces);
+            dram.insert(key(number), &pieces, || false);
         }
         for (number, bytes) in (1..).zip(sizes) {
             assert!(has(&dram, number, bytes), "{bytes} bytes");
@@ -392,5 +404,19 @@ mod tests {
         let view = dram.view();
         assert!(view.admitted > 0 && view.evicted > 0);
         assert_eq!(free_bytes(&dram), 20 * UNIT_BYTES);
+    }
+
+    #[test]
+    fn regression_a_block_that_was_removed_meanwhile_does_not_enter_for_a_moment() {
+        let dram = dram_of(1 << 20);
+        for is_removed in [true, false] {
+            // A removal that begins now takes the block out afterwards, because it waits for the lock.
+            let asked = || {
+                assert!(dram.blocks.try_lock().is_none(), "asked under the lock");
+                is_removed
+            };
+            dram.insert(key(1), &[memory(1, 4096)], asked);
+            assert_eq!(dram.holds(&key(1)), !is_removed);
+        }
     }
 }

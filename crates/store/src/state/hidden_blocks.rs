@@ -76,6 +76,13 @@ impl HiddenBlocks {
         shown.retain(|part| !part.is_empty());
         shown
     }
+
+    /// Which of some blocks are hidden.
+    pub(crate) fn are_hidden(&self, namespace: NamespaceId, hashes: &[ChainHash]) -> Vec<bool> {
+        let mut hidden = vec![true; hashes.len()];
+        self.shown(namespace, hashes).into_iter().for_each(|part| hidden[part].fill(false));
+        hidden
+    }
 }
 
 impl HidingRemoval {

@@ -375,3 +375,19 @@ fn wrong_sizes_are_refused_before_any_access() {
     store.close();
     assert_eq!(store.probe(ns, &chain).unwrap_err().kind(), dalsegno_store::ErrorKind::Closed);
 }
+
+#[test]
+fn regression_two_threads_that_close_a_store_do_not_wait_for_each_other_to_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path(), &config(64 << 20));
+    std::thread::scope(|scope| {
+        let closing = [store.clone(), store].map(|store| scope.spawn(move || store.close()));
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(5);
+        while !closing.iter().all(std::thread::ScopedJoinHandle::is_finished) {
+            assert!(std::time::Instant::now() < deadline, "one waits for the other");
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+    });
+    // Both have released the directory.
+    open(dir.path(), &config(64 << 20)).close();
+}

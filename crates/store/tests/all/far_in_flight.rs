@@ -206,3 +206,25 @@ fn a_layered_put_that_is_committed_after_a_removal_brings_no_block_back() {
         assert_eq!(host.present(&chain), 0);
     }
 }
+
+#[test]
+fn regression_a_get_after_a_removal_and_a_put_returns_the_bytes_that_were_put_last() {
+    let chain = chain(1, BLOCKS);
+    let some = &chain[..8];
+    let far = published();
+    let host = Host::new(far.path(), 32 << 20);
+    host.far.hold();
+    std::thread::scope(|scope| {
+        let get = scope.spawn(|| host.get(some));
+        until("the get waits for the far location", || host.far.waiting() > 0);
+        host.remove(Some(some));
+        host.put_again(some);
+        host.far.go_on();
+        while !get.is_finished() {
+            let (outcomes, bytes) = host.get(some);
+            let is_newest = bytes.iter().flatten().all(|byte| *byte == 9);
+            assert!(is_newest, "{outcomes:?}: bytes that were removed");
+        }
+        get.join().unwrap();
+    });
+}

@@ -376,3 +376,119 @@ fn damage(dir: &Path, bytes: &[u8]) {
     }
     panic!("no file has these bytes");
 }
+
+#[test]
+fn regression_a_hash_that_is_requested_twice_is_read_twice_from_the_far_tier() {
+    let far = published(1);
+    let host = Host::new(far.path(), 0, 0);
+    let hash = chain(1, 24)[5];
+    let outcomes = host.outcomes(&[hash, hash], &Terms::default());
+    assert_eq!(outcomes, [Outcome::Far; 2]);
+}
+
+#[test]
+fn regression_a_hash_that_is_requested_twice_is_read_twice_from_the_log() {
+    let far = published(1);
+    let host = Host::new(far.path(), 24, 0);
+    let hash = chain(1, 24)[5];
+    let outcomes = host.outcomes(&[hash, hash], &Terms::default());
+    assert_eq!(outcomes, [Outcome::Log; 2]);
+}
+
+/// what follows.
+#[test]
+fn regression_the_far_tier_is_read_while_a_bad_sector_of_the_log_is_read_again() {
+    let far = published(1);
+    let host = Host::new(far.path(), 2, 0);
+    host.device.hang(Hung::FailOneRead);
+    let outcomes = host.outcomes(&chain(1, 24), &Terms::within(Duration::from_secs(3)));
+    let fetched = host.far_stats().fetched_bytes;
+    host.device.go_on();
+    assert_eq!(outcomes[2..], [Outcome::Far; 22], "{fetched} bytes fetched");
+}
+
+#[test]
+fn regression_a_slice_that_a_request_cuts_is_read_twice_from_the_far_tier() {
+    const ODD: u32 = 1536 << 10;
+    let (far, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let store = Store::open(dir.path(), &config(far.path(), 0)).unwrap();
+    let ns = namespace(&store, 1, ODD, "odd");
+    put(&store, ns, &chain(1, 4), 0, ODD as usize);
+    store.close();
+    let other = tempfile::tempdir().unwrap();
+    let store = Store::open(other.path(), &config(far.path(), 0)).unwrap();
+    let ns = namespace(&store, 1, ODD, "odd");
+    until("the packs are found", || store.stats().far.unwrap().blocks >= 4);
+    let twice: Vec<ChainHash> = chain(1, 4).into_iter().flat_map(|hash| [hash, hash]).collect();
+    let mut out = vec![vec![0; ODD as usize]; twice.len()];
+    let report = lend(|lender| {
+        let targets = out.iter_mut().map(|b| vec![lender.exclusive(b)]).collect();
+        store.get_batch(ns, &twice, targets, Scope::Each, &Terms::default()).unwrap()
+    });
+    assert_eq!(report.outcomes, [Outcome::Far; 8]);
+    for (hash, bytes) in twice.iter().zip(&out) {
+        assert!(*bytes == block(*hash, ODD as usize));
+    }
+}
+
+/// into a place that outlives it.
+#[test]
+fn regression_a_cancelled_lease_does_not_wait_for_a_device_that_hangs() {
+    let far = published(1);
+    let host = Host::new(far.path(), 12, 64 << 20);
+    host.device.hang(Hung::Reads);
+    let cancel = dalsegno_store::Cancel::default();
+    std::thread::scope(|scope| {
+        let terms = Terms { timeout: None, cancel: Some(cancel.clone()) };
+        let chain = chain(1, 4);
+        let (store, ns) = (&host.store, host.namespace);
+        let lease = scope.spawn(move || store.lease(ns, &chain, &terms).map(|lease| lease.len()));
+        until("the device is asked", || host.device.kept() > 0);
+        cancel.cancel();
+        std::thread::sleep(Duration::from_secs(3));
+        let is_finished = lease.is_finished();
+        host.device.go_on();
+        assert!(is_finished, "it waits for the device three seconds after it was cancelled");
+    });
+}
+
+#[test]
+fn regression_a_lookup_of_a_hash_twice_stops_no_prefetch() {
+    let far = published(2);
+    let host = Host::new(far.path(), 0, 64 << 20);
+    until("both packs are found", || host.far_stats().blocks >= 48);
+    let one = chain(1, 24);
+    host.store.contains(host.namespace, &[one[0], one[5], one[5]]).unwrap();
+    host.outcomes(&one[..1], &Terms::within(LIMIT));
+    until("the block is prefetched", || host.far_stats().prefetched_blocks == 1);
+    let other = chain(2, 24);
+    host.store.contains(host.namespace, &other).unwrap();
+    host.outcomes(&other[..1], &Terms::within(LIMIT));
+    until("the others are prefetched, too", || host.far_stats().prefetched_blocks == 24);
+}
+
+#[test]
+fn regression_what_the_log_lost_without_staging_memory_is_read_from_the_far_tier() {
+    let far = published(1);
+    let dir = tempfile::tempdir().unwrap();
+    let tiers = Tiers {
+        far: Some(HeldTier::open(far.path(), WORKERS) as Arc<dyn Tier>),
+        ..Tiers::default()
+    };
+    let config = Config { far_flush_s: Some(1800.0), ..config(far.path(), 0) };
+    let (device, store, pool) = hanging_with(dir.path(), &config, tiers);
+    let namespace = namespace(&store, 4, SLICE, "far");
+    until("the packs are found", || store.stats().far.unwrap().blocks >= 24);
+    put(&store, namespace, &chain(1, 4), 0, BYTES);
+    let taken: Vec<_> = std::iter::from_fn(|| pool.try_take(1 << 20)).collect();
+    let small: Vec<_> = std::iter::from_fn(|| pool.try_take(1)).collect();
+    let mut out = vec![vec![0; BYTES]; 4];
+    let began = Instant::now();
+    let report = lend(|lender| {
+        let targets = out.iter_mut().map(|b| vec![lender.exclusive(b)]).collect();
+        let terms = Terms::within(LIMIT);
+        store.get_batch(namespace, &chain(1, 4), targets, Scope::Each, &terms).unwrap()
+    });
+    drop((taken, small, device));
+    assert_eq!(report.outcomes, [Outcome::Far; 4], "{:?} of 60 s", began.elapsed());
+}

@@ -131,3 +131,31 @@ fn blocks_are_not_found_while_their_removal_waits_for_another_one() {
         assert_eq!(store.probe(other, &chain).unwrap(), 0);
     }
 }
+
+#[test]
+fn regression_a_put_does_not_succeed_while_a_removal_of_its_block_waits() {
+    for config in settings() {
+        for is_present in [true, false] {
+            let dir = tempfile::tempdir().unwrap();
+            let old = chain(1, 4);
+            let wanted = if is_present { old[2..3].to_vec() } else { chain(2, 1) };
+            let (device, store, ns) = filled(dir.path(), &config, &old);
+            device.hang(Hung::Syncs);
+            assert!(continues(&store, ns, Some(&old[..1]), TIMEOUT));
+            assert!(continues(&store, ns, Some(&wanted), TIMEOUT));
+            let report = put(&store, ns, &wanted, 0, BYTES);
+            let stored = report.count(PutOutcome::Stored) == 1;
+            // An on-disk index cannot keep it, and says so.
+            assert_eq!(stored, config.index == IndexChoice::Memory, "{report:?}");
+            assert_eq!(report.count(PutOutcome::Failed), u64::from(!stored));
+            assert_eq!(found(&store, ns, &wanted), usize::from(stored));
+            device.go_on();
+            store.close();
+            let store = open(dir.path(), &config);
+            assert_eq!(found(&store, ns, &wanted), usize::from(stored));
+            // When the removal has ended, it can be put.
+            put(&store, ns, &wanted, 0, BYTES);
+            assert_eq!(found(&store, ns, &wanted), 1);
+        }
+    }
+}

@@ -22,6 +22,8 @@ pub(crate) enum Hung {
     Syncs,
     /// Reads do not hang, but fail.
     FailReads,
+    /// The next read fails, and those after it hang.
+    FailOneRead,
     Creation,
     Everything,
 }
@@ -70,13 +72,20 @@ impl Source for Hanging {
                 *hung = Hung::Nothing;
                 true
             }
-            Hung::Nothing | Hung::Creation | Hung::NextSync | Hung::FailReads => false,
+            Hung::Nothing
+            | Hung::Creation
+            | Hung::NextSync
+            | Hung::FailReads
+            | Hung::FailOneRead => false,
             Hung::Syncs => operation == Operation::Sync,
             Hung::Everything => true,
         };
         let (hanging, served): (Vec<_>, Vec<_>) =
             requests.into_iter().partition(|request| is_hung(request.operation));
-        let fails = *hung == Hung::FailReads;
+        let fails = *hung == Hung::FailReads || *hung == Hung::FailOneRead;
+        if *hung == Hung::FailOneRead && served.iter().any(|r| r.operation == Operation::Read) {
+            *hung = Hung::Reads;
+        }
         drop(hung);
         let (failing, served): (Vec<_>, Vec<_>) =
             served.into_iter().partition(|request| fails && request.operation == Operation::Read);
