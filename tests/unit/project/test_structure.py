@@ -18,9 +18,9 @@ def crate(root: Path, files: dict[str, str]) -> Path:
     """Writes a crate with these files under src/. Only a file called `small` stays small."""
     home = root / "crates" / "sample"
     for name, text in files.items():
-        text += "" if "small" in name else "\n" * 40
+        padding = "" if "small" in name else "\n" * 40
         (home / "src" / name).parent.mkdir(parents=True, exist_ok=True)
-        (home / "src" / name).write_text(text)
+        (home / "src" / name).write_text(text + padding)
     (home / "Cargo.toml").write_text("[package]\n")
     return home
 
