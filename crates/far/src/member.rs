@@ -31,7 +31,11 @@ pub struct Member {
 
 impl Member {
     /// Makes one call of the location, and waits for its reply.
-    pub(crate) fn ask<T>(
+    ///
+    /// # Errors
+    ///
+    /// See [`wait_for`].
+    pub fn ask<T>(
         &self,
         limit: Duration,
         call: impl FnOnce(&dyn Tier, Ask<T>),

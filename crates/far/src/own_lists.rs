@@ -17,7 +17,6 @@ use crate::leaving::Leaving;
 use crate::member::{Member, PUBLISH_LIMIT};
 use crate::names::Object;
 use crate::removal::{Removal, RemovalId};
-use crate::replies::wait_for;
 
 /// How old a list must be to expire, by the clock of the location. Stores that followed nothing for
 /// [`KEEP_REMOVALS`] remove what they hold. The rest of the time lets them publish what they had begun.
@@ -185,11 +184,11 @@ impl OwnLists {
     }
 
     fn remove_leaving(&mut self, deadline: Deadline) -> Result<(), IoError> {
-        let Self { member: Member { tier, clock, writer, .. }, leaving, .. } = self;
-        leaving.remove_due(clock.now(), |number| {
-            let name = writer.object(Object::Removals(number));
-            let left = deadline.remaining(clock.now()).unwrap_or(PUBLISH_LIMIT);
-            wait_for(clock, left.min(PUBLISH_LIMIT), |ask| tier.remove(name, ask))
+        let Self { member, leaving, .. } = self;
+        leaving.remove_due(member.clock.now(), |number| {
+            let name = member.writer.object(Object::Removals(number));
+            let left = deadline.remaining(member.clock.now()).unwrap_or(PUBLISH_LIMIT);
+            member.ask(left.min(PUBLISH_LIMIT), |tier, ask| tier.remove(name, ask))
         })
     }
 }

@@ -55,7 +55,7 @@ impl std::fmt::Debug for Publisher {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Publisher")
             .field("writer", &self.member.writer)
-            .field("packs", &self.packs)
+            .field("writing", &self.packs.writing.len())
             .finish_non_exhaustive()
     }
 }
@@ -141,12 +141,11 @@ impl Publisher {
         if !self.has_space(bytes) {
             return Err(Refused::Busy);
         }
-        let now = self.member.clock.now();
-        let mut filling = match self.packs.filling.take() {
-            Some(filling) => filling,
-            None => {
-                self.packs.begin(now, self.options.flush, &self.applied).ok_or(Refused::Busy)?
-            }
+        let mut filling = if let Some(filling) = self.packs.filling.take() {
+            filling
+        } else {
+            let (now, flush) = (self.member.clock.now(), self.options.flush);
+            self.packs.begin(now, flush, &self.applied).ok_or(Refused::Busy)?
         };
         let at = filling.bytes;
         let mut header = match filling.memory.read(io, pinned, store, extent, at) {

@@ -103,7 +103,7 @@ impl ExtentReading {
         self.progress = Some(Arc::clone(progress));
     }
 
-    /// Ends the layers of a read that nobody waits for.
+    /// Loses the slices that have not ended, if it reports them to somebody.
     pub(super) fn abandon(&mut self, cause: Cause) {
         if self.progress.is_some() {
             self.lose_all(cause);

@@ -88,7 +88,7 @@ enum ReadState {
 }
 
 impl Drop for BlocksRead<'_> {
-    /// Nobody waits for the layers of a read that nobody waits for.
+    /// Reports the layers as lost that have not ended, so that no thread waits for them forever.
     fn drop(&mut self) {
         self.pump.readings.iter_mut().for_each(|reading| reading.abandon(Cause::Cancelled));
     }

@@ -61,14 +61,10 @@ struct Salvage<'a, 'b> {
 impl Salvage<'_, '_> {
     fn run(&mut self) -> Result<(), Stopped> {
         while let Some(part) = self.parts.pop() {
-            if self.left == 0 {
-                self.fail(part, Cause::Device);
-                continue;
-            }
             let known = self.readable.get(&self.pinned_of(&part).file).copied();
             let is_readable = match known {
                 Some(is_readable) => is_readable,
-                None => self.check_device(&part)?,
+                None => self.left > 0 && self.check_device(&part)?,
             };
             if self.left == 0 || !is_readable {
                 self.fail(part, Cause::Device);

@@ -16,7 +16,7 @@ use std::time::Duration;
 use dalsegno_core::{Clock, Deadline, FarWrite, NamespaceId, Nanos, Result};
 use dalsegno_extent::format::{NamespaceSector, SECTOR};
 use dalsegno_far::{
-    CHECK_EVERY, EarlierFolders, EarlierSearch, Follower, Publisher, Refused, TierState, wait_for,
+    CHECK_EVERY, EarlierFolders, EarlierSearch, Follower, Publisher, Refused, TierState,
 };
 use dalsegno_io::{Duty, Executor, IoError, NextStep, Periodic, StopSignal};
 
@@ -203,14 +203,14 @@ impl PublishDuty {
     /// Copies the next waiting extent to a pack.
     fn add_next(&mut self, publisher: &mut Publisher) -> std::result::Result<Added, IoError> {
         // Found out before the extent is looked up: this is asked at every step.
-        if publisher.waits_for_turn() || !self.far.outbox.may_fill() {
+        let outbox = &self.far.outbox;
+        if publisher.waits_for_turn() || !outbox.may_fill() {
             return Ok(Added::Enough);
         }
-        let Some(waiting) = self.far.outbox.next_waiting() else { return Ok(Added::Enough) };
+        let Some(waiting) = outbox.next_waiting() else { return Ok(Added::Enough) };
         let OfferedExtent { extent, mark } = &waiting;
         let blocks = extent.hashes.len() as u64;
-        let outbox = &self.far.outbox;
-        if self.far.outbox.has_all(extent) {
+        if outbox.has_all(extent) {
             add(&outbox.present_blocks, blocks);
             return Ok(Added::More);
         }
@@ -219,7 +219,7 @@ impl PublishDuty {
             return Ok(Added::More);
         };
         if let Err(error) = publisher.describe(extent.namespace, &sector) {
-            self.far.outbox.put_back(waiting);
+            outbox.put_back(waiting);
             return Err(error);
         }
         let stored = self.stored.upgrade();
@@ -229,7 +229,7 @@ impl PublishDuty {
         }) {
             Ok(()) => Ok(Added::More),
             Err(Refused::Busy) => {
-                self.far.outbox.put_back(waiting);
+                outbox.put_back(waiting);
                 Ok(Added::Enough)
             }
             Err(Refused::TooLarge | Refused::Unread(_)) => {
@@ -244,8 +244,7 @@ impl PublishDuty {
     fn learn_capacity(&mut self, publisher: &mut Publisher) -> std::result::Result<(), IoError> {
         let is_away = self.far.member.tier.facts().state == TierState::Away;
         if is_away || self.capacity == OwnCapacity::Unknown {
-            let space =
-                wait_for(&self.clock, SPACE_TIMEOUT, |ask| self.far.member.tier.space(ask))?;
+            let space = self.far.member.ask(SPACE_TIMEOUT, |tier, ask| tier.space(ask))?;
             if self.capacity == OwnCapacity::Unknown {
                 publisher.set_capacity(space.total_bytes / FAR_SHARE);
                 self.capacity = OwnCapacity::Known;

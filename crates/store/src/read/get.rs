@@ -10,7 +10,7 @@
 //! 5. The far tier is read while the log is, and then for what the log could not return if the call has time left and
 //!    no request has the block's memory.
 //! 6. A block is looked up once, for DRAM and the log together. It is looked up again only if its segment was recycled
-//!    between lookup and plan, or when it enters DRAM: then DRAM drops it if it was removed meanwhile.
+//!    between lookup and plan, or when it enters DRAM: then DRAM drops it if it was evicted meanwhile.
 
 use dalsegno_index::Scope;
 

@@ -378,21 +378,13 @@ fn damage(dir: &Path, bytes: &[u8]) {
 }
 
 #[test]
-fn regression_a_hash_that_is_requested_twice_is_read_twice_from_the_far_tier() {
+fn regression_a_hash_that_is_requested_twice_is_read_twice() {
     let far = published(1);
-    let host = Host::new(far.path(), 0, 0);
     let hash = chain(1, 24)[5];
-    let outcomes = host.outcomes(&[hash, hash], &Terms::default());
-    assert_eq!(outcomes, [Outcome::Far; 2]);
-}
-
-#[test]
-fn regression_a_hash_that_is_requested_twice_is_read_twice_from_the_log() {
-    let far = published(1);
-    let host = Host::new(far.path(), 24, 0);
-    let hash = chain(1, 24)[5];
-    let outcomes = host.outcomes(&[hash, hash], &Terms::default());
-    assert_eq!(outcomes, [Outcome::Log; 2]);
+    for (local_blocks, outcome) in [(0, Outcome::Far), (24, Outcome::Log)] {
+        let host = Host::new(far.path(), local_blocks, 0);
+        assert_eq!(host.outcomes(&[hash, hash], &Terms::default()), [outcome; 2]);
+    }
 }
 
 /// what follows.
