@@ -16,8 +16,8 @@ use crate::state::arena::{PlacedBlock, ReservedPlace};
 /// One block of a get.
 pub(super) struct GetBlock {
     state: BlockState,
-    /// Where in DRAM it is read.
-    place: Option<TargetPlace>,
+    /// Where in DRAM it is read. Boxed, as what is rare: most blocks that are leased were never read.
+    place: Option<Box<TargetPlace>>,
     /// Why a tier that has it could not return it.
     lost: Option<Cause>,
 }
@@ -40,7 +40,7 @@ enum Wanted {
     /// The block in its place in DRAM.
     Lease,
     /// The block once more. A read lost it, and gave this memory back.
-    Again(BlockTarget),
+    Again(Box<BlockTarget>),
 }
 
 /// A place in DRAM that a block is read into.
@@ -101,7 +101,7 @@ impl GetBlock {
     /// Reserves the place of a block to be leased. Without a place, it is given up.
     pub(super) fn reserve(&mut self, place: Option<ReservedPlace>) {
         if let Some(place) = place {
-            self.place = Some(TargetPlace { place, is_leased: true });
+            self.place = Some(Box::new(TargetPlace { place, is_leased: true }));
         } else {
             self.lose(Cause::Throttled);
             self.state = BlockState::GivenUp;
@@ -121,11 +121,11 @@ impl GetBlock {
         admits: impl FnOnce() -> Option<ReservedPlace>,
     ) -> BlockTarget {
         match self.take_wanted() {
-            Wanted::Again(target) => BlockTarget { block, ..target },
+            Wanted::Again(target) => BlockTarget { block, ..*target },
             Wanted::Lease => self.in_place(block, Vec::new()),
             Wanted::Copy(memory) => {
                 let place = admits();
-                self.place = place.map(|place| TargetPlace { place, is_leased: false });
+                self.place = place.map(|place| Box::new(TargetPlace { place, is_leased: false }));
                 if self.place.is_some() {
                     return self.in_place(block, memory);
                 }
@@ -146,10 +146,11 @@ impl GetBlock {
     /// If not all of the block's memory came back.
     pub(super) fn arrive(&mut self, outcome: Outcome, memory: Vec<Memory>) -> ArrivedBlock {
         assert!(matches!(self.state, BlockState::Reading), "it is being read");
-        let Some(TargetPlace { place, is_leased }) = self.place.take() else {
+        let Some(target) = self.place.take() else {
             self.state = BlockState::Served(outcome, None);
             return ArrivedBlock::Copied(memory);
         };
+        let TargetPlace { place, is_leased } = *target;
         // All pieces of the place's memory: every slice arrived and was verified.
         drop(memory);
         let block = Arc::new(place.complete().expect("a hit has all of its memory back"));
@@ -164,7 +165,7 @@ impl GetBlock {
         self.state = if memory.iter().map(Memory::len).sum::<usize>() == bytes {
             let outlives_call = self.place.is_some();
             let target = BlockTarget { block: 0, memory, outlives_call, copy };
-            BlockState::Wanted(Wanted::Again(target))
+            BlockState::Wanted(Wanted::Again(Box::new(target)))
         } else {
             BlockState::GivenUp
         };

@@ -118,14 +118,14 @@ pub struct Acquired {
     pub blocks: Vec<LeasedBlock>,
 }
 
-/// Finds blocks, and keeps them in their places: how each ended, and the hits by their positions.
+/// Finds blocks, and keeps them in their places.
 fn find(
     loader: &Loader,
     namespace: &Namespace,
     hashes: &[ChainHash],
     scope: Scope,
     terms: &Terms,
-) -> (GetReport, Vec<Option<Arc<PlacedBlock>>>) {
+) -> (GetReport, Vec<GetBlock>) {
     let layout = namespace.layout();
     let call = terms.call(loader.tiers.clock.as_ref());
     let _in_progress = loader.reads.begin();
@@ -133,7 +133,7 @@ fn find(
     let blocks = get::run(&wanted, hashes.iter().map(|_| GetBlock::to_lease()), scope);
     let report = GetReport { outcomes: blocks.iter().map(GetBlock::outcome).collect() };
     count(&loader.counters, &report, layout.block_bytes());
-    (report, blocks.into_iter().map(GetBlock::into_leased).collect())
+    (report, blocks)
 }
 
 /// See [`Pool::acquire`](crate::Pool::acquire).
@@ -150,8 +150,8 @@ pub(crate) fn acquire(
     let place_bytes = usize::try_from(block_bytes).map_or(u64::MAX, Arena::place_bytes);
     let most = usize::try_from(most_bytes / place_bytes).unwrap_or(usize::MAX).max(1);
     let hashes = &hashes[..hashes.len().min(most)];
-    let (report, leased) = find(loader, &namespace, hashes, scope, terms);
-    let blocks = leased.into_iter().flatten().map(LeasedBlock).collect();
+    let (report, blocks) = find(loader, &namespace, hashes, scope, terms);
+    let blocks = blocks.into_iter().filter_map(GetBlock::into_leased).map(LeasedBlock).collect();
     Ok(Acquired { blocks, outcomes: report.outcomes })
 }
 
@@ -166,9 +166,10 @@ pub(crate) fn lease(
     let bytes = usize::try_from(namespace.layout().block_bytes()).expect("64-bit addresses");
     let mut share = loader.tiers.recent.dram.lease_share(bytes, chain.len());
     let (asked, further) = chain.split_at(share.count());
-    let (report, leased) = find(loader, &namespace, asked, Scope::Prefix, terms);
+    let (report, blocks) = find(loader, &namespace, asked, Scope::Prefix, terms);
     let hits = report.leading_blocks();
-    let blocks: Vec<_> = leased.into_iter().take(hits).map(|one| one.expect("a hit")).collect();
+    let leased = |block: GetBlock| block.into_leased().expect("a hit");
+    let blocks: Vec<_> = blocks.into_iter().take(hits).map(leased).collect();
     share.shrink(hits);
     let is_truncated = match report.outcomes.get(hits) {
         Some(outcome) => *outcome == Outcome::Lost(Cause::Throttled),
