@@ -43,7 +43,10 @@ __all__ = [
     "InvalidError",
     "LayerWriter",
     "Lease",
+    "Load",
     "Namespace",
+    "PagedBlocks",
+    "PagedMemory",
     "PoisonedError",
     "PutReport",
     "RemovalWatch",
@@ -199,6 +202,135 @@ class Transfer(Generic[_Result_co]):
         """
 
 @final
+class PagedMemory:
+    """The KV cache of an engine: for each layer a buffer of pages. The engine keeps using it.
+
+    Args:
+        layers: One writable buffer per layer, all of the same size.
+        pages: Number of pages in each buffer.
+        stride: Bytes from the start of a page to the start of the next one.
+        parts: Offset in the buffer and size, in bytes, of each contiguous part of page 0, in the
+            order in which a slice has them: one part, or keys and values apart.
+        pages_per_block: Pages that hold one block of a chain.
+
+    Raises:
+        InvalidError: A page is not inside its buffer, or pages overlap.
+    """
+
+    def __new__(
+        cls,
+        layers: Sequence[_Memory],
+        *,
+        pages: int,
+        stride: int,
+        parts: Sequence[tuple[int, int]],
+        pages_per_block: int = 1,
+    ) -> Self: ...
+    @property
+    def slice_bytes(self) -> int:
+        """Bytes of one layer of one block."""
+
+    def blocks(self, table: Sequence[int]) -> PagedBlocks:
+        """Returns the pages of some blocks, for one load. They are in use until it has ended.
+
+        Do not touch them before.
+
+        Args:
+            table: Pages of each block, one block after the other: ``pages_per_block`` numbers each.
+
+        Raises:
+            InvalidError: A page does not exist, is listed twice, or another load uses it.
+        """
+
+    def __repr__(self) -> str: ...
+
+@final
+class PagedBlocks:
+    """Pages of some blocks, from :meth:`PagedMemory.blocks`. ``len()`` is the number of blocks."""
+
+    def __len__(self) -> int: ...
+    def __repr__(self) -> str: ...
+
+@final
+class Load:
+    """A load in the background, from :meth:`Namespace.load` or :meth:`Lease.load`.
+
+    Its layers become ready while it runs. Do not touch its memory before, except for layers that
+    are ready. Dropping the object does not stop the load.
+    """
+
+    def layer_ready(self, layer: int) -> bool:
+        """Returns whether a layer of all blocks is at its destination. Never waits.
+
+        Args:
+            layer: Index of the layer, from 0.
+
+        Raises:
+            InvalidError: There is no such layer.
+        """
+
+    def wait_layer(self, layer: int, *, timeout_s: float | None = None) -> bool | None:
+        """Waits until a layer of all blocks is at its destination, or cannot come any more.
+
+        Args:
+            layer: Index of the layer, from 0.
+            timeout_s: Most seconds to wait; ``None`` waits until the load has ended.
+
+        Returns:
+            ``True`` if the layer is ready, ``False`` if the load has ended and at least one block
+            lacks it, ``None`` if it is still loading.
+
+        Raises:
+            InvalidError: There is no such layer, or ``timeout_s`` is negative or not finite.
+        """
+
+    def done(self) -> bool:
+        """Returns whether the load has ended, in whatever way. Never waits."""
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Waits until the load has ended.
+
+        Args:
+            timeout_s: Most seconds to wait; ``None`` waits indefinitely.
+
+        Returns:
+            Whether it has ended.
+
+        Raises:
+            InvalidError: ``timeout_s`` is negative or not finite.
+        """
+
+    def cancel(self) -> None:
+        """Cancels the load.
+
+        It still ends by itself, soon: wait for :meth:`done` before you reuse the memory.
+        """
+
+    @property
+    def throttled(self) -> bool:
+        """Whether it was refused because too many transfers were queued."""
+
+    def result(self) -> int:
+        """Returns how many leading blocks are at their destination; may be called repeatedly.
+
+        The contents of the memory of all other blocks are undefined.
+
+        Raises:
+            InvalidError: The load has not ended.
+            ClosedError: The store was closed before the load began.
+        """
+
+    def on_end(self, callback: Callable[[], object], /) -> None:
+        """Calls ``callback`` exactly once when the load ends; see :meth:`Transfer.on_end`.
+
+        Args:
+            callback: Function without arguments.
+
+        Raises:
+            InvalidError: Eight callbacks wait for this load already.
+        """
+
+@final
 class LayerWriter:
     """A put of blocks that come layer by layer; they are invisible until :meth:`commit`."""
 
@@ -214,7 +346,11 @@ class LayerWriter:
         """
 
     def store_layer(
-        self, layer: int, blocks: Sequence[_Block], *, timeout_s: float | None = None
+        self,
+        layer: int,
+        blocks: PagedBlocks | Sequence[_Block],
+        *,
+        timeout_s: float | None = None,
     ) -> None:
         """Stores one layer of all blocks. Layers may come in any order, each once.
 
@@ -222,7 +358,9 @@ class LayerWriter:
 
         Args:
             layer: Index of the layer, from 0.
-            blocks: One slice per block, ``slice_bytes`` bytes each.
+            blocks: One slice per block, ``slice_bytes`` bytes each; or pages of an engine for all
+                blocks of the put, from :meth:`PagedMemory.blocks`. Keep them until the last layer
+                is stored.
             timeout_s: Seconds after which the layer fails; ``None`` waits.
 
         Raises:
@@ -231,12 +369,23 @@ class LayerWriter:
         """
 
     def submit_store_layer(
-        self, layer: int, blocks: Sequence[_Block], *, timeout_s: float | None = None
+        self,
+        layer: int,
+        blocks: PagedBlocks | Sequence[_Block],
+        *,
+        timeout_s: float | None = None,
     ) -> Transfer[None]:
         """Starts :meth:`store_layer` in the background; never waits.
 
         The buffers stay in use until the transfer is done. The layers of one put are copied one at
         a time. A transfer that is cancelled may leave its layer missing; store it again.
+        """
+
+    def submit_commit(self, *, timeout_s: float | None = None) -> Transfer[None]:
+        """Starts :meth:`commit` in the background; never waits.
+
+        Wait for the transfers of all layers first. The result of the transfer is ``None``. A
+        transfer that is throttled leaves everything as it is: commit again.
         """
 
     def commit(self, *, timeout_s: float | None = None) -> int:
@@ -447,26 +596,6 @@ class Namespace:
             For each buffer whether it holds its block. The contents of the others are undefined.
         """
 
-    def retrieve_layer(
-        self,
-        chain: Sequence[bytes],
-        layer: int,
-        out: Sequence[_Block],
-        *,
-        timeout_s: float | None = None,
-    ) -> int:
-        """Fills ``out`` with one layer of the longest present run of ``chain``.
-
-        Only that layer is read and verified. The other arguments, the result and the errors are
-        those of :meth:`get_batch`.
-
-        Args:
-            chain: Block hashes in prefix order, 32 bytes each.
-            layer: Index of the layer, from 0.
-            out: One writable buffer per hash, ``slice_bytes`` bytes each.
-            timeout_s: Seconds from now after which the remaining blocks count as misses.
-        """
-
     def layer_writer(
         self,
         chain: Sequence[bytes],
@@ -519,18 +648,29 @@ class Namespace:
         ``timeout_s``.
         """
 
-    def submit_retrieve_layer(
+    def load(
         self,
         chain: Sequence[bytes],
-        layer: int,
-        out: Sequence[_Block],
+        into: PagedBlocks | Sequence[_Block],
         *,
         timeout_s: float | None = None,
-    ) -> Transfer[list[bool]]:
-        """Starts :meth:`retrieve_layer` in the background; never waits.
+    ) -> Load:
+        """Starts to load the longest present run of ``chain``; never waits.
 
-        The buffers stay in use until the transfer is done. The time in the queue counts towards
-        ``timeout_s``.
+        Layers become ready in their order while the load runs: see :meth:`Load.wait_layer`. Only a
+        load of more bytes than leases may hold (half of the DRAM tier) has no ready layer before
+        its end, and one from a server that has to read the blocks first.
+
+        Args:
+            chain: Block hashes in prefix order, 32 bytes each.
+            into: Pages of an engine for all blocks, from :meth:`PagedMemory.blocks`, which needs a
+                DRAM tier; or one writable block per hash, ``block_bytes`` bytes each.
+            timeout_s: Seconds from now after which the remaining blocks count as misses; ``None``
+                waits.
+
+        Raises:
+            InvalidError: A size disagrees with the shape, or there is no DRAM tier.
+            ClosedError: The store is closed.
         """
 
     def remove(
@@ -623,6 +763,22 @@ class Lease:
         With a store in this process these are all of them. A server may reuse the memory of a
         process that it lost sight of: ask after the last use of a buffer, and count the others as
         misses.
+        """
+
+    def load(self, pages: PagedBlocks, *, timeout_s: float | None = None) -> Load:
+        """Starts to copy the first blocks into pages of an engine; never waits.
+
+        Layers become ready in their order. Nothing is read from a disk. The blocks stay leased
+        until the load has ended, also if the lease is released before.
+
+        Args:
+            pages: From :meth:`PagedMemory.blocks`; for at most as many blocks as the lease has.
+            timeout_s: Seconds from now after which the remaining blocks count as misses; ``None``
+                waits.
+
+        Raises:
+            InvalidError: There are pages for more blocks, or a size disagrees with the shape.
+            ClosedError: The store is closed.
         """
 
     def release(self) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from tests.contract.reference_transfer import Transfer
+from tests.contract.reference_transfer import Load, Transfer
 
 from dalsegno._native import InvalidError
 
@@ -244,20 +244,6 @@ class Namespace:
                 return index
         return len(chain)
 
-    def retrieve_layer(
-        self,
-        chain: Sequence[bytes],
-        layer: int,
-        out: Sequence[Block],
-        *,
-        timeout_s: float | None = None,
-    ) -> int:
-        """Fills `out` with one layer of the longest present run of `chain`."""
-        if not 0 <= layer < self.layers:
-            raise InvalidError(f"layer {layer} does not exist")
-        part = slice(layer * self.slice_bytes, (layer + 1) * self.slice_bytes)
-        return self._leading(chain, out, timeout_s, part)
-
     def layer_writer(
         self,
         chain: Sequence[bytes],
@@ -309,21 +295,20 @@ class Namespace:
 
         return self._store.submit("get", work, [False] * len(hashes))
 
-    def submit_retrieve_layer(
+    def load(
         self,
         chain: Sequence[bytes],
-        layer: int,
-        out: Sequence[Block],
+        into: Sequence[Block],
         *,
         timeout_s: float | None = None,
-    ) -> Transfer:
-        """Starts `retrieve_layer` in the background."""
+    ) -> Load:
+        """Starts `get_batch` in the background; no layer is ready before its end."""
+        check(chain, into, len(chain), self.block_bytes)
 
-        def work() -> list[bool]:
-            count = self.retrieve_layer(chain, layer, out, timeout_s=timeout_s)
-            return [index < count for index in range(len(chain))]
+        def work() -> int:
+            return self.get_batch(chain, into, timeout_s=timeout_s)
 
-        return self.submit("get", work, [False] * len(chain))
+        return Load(self._store.submit("get", work, 0), len(chain), self.layers)
 
     def submit(self, kind: str, work: Callable[[], Any], refused: Any) -> Transfer:
         """Has the store run work."""

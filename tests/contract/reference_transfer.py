@@ -69,3 +69,24 @@ class Transfer:
             self._ended.set()
         for callback in self._callbacks:
             callback()
+
+
+class Load:
+    """A load of whole blocks: all of its layers end with it."""
+
+    def __init__(self, transfer: Transfer, blocks: int, layers: int) -> None:
+        """Wraps the transfer of a get, whose result is how many leading blocks are there."""
+        self._transfer, self._blocks, self._layers = transfer, blocks, layers
+        self.done, self.wait, self.cancel = transfer.done, transfer.wait, transfer.cancel
+        self.result, self.on_end = transfer.result, transfer.on_end
+
+    def wait_layer(self, layer: int, *, timeout_s: float | None = None) -> bool | None:
+        """Waits until a layer has ended."""
+        if not 0 <= layer < self._layers:
+            raise InvalidError(f"layer {layer} does not exist")
+        return self.layer_ready(layer) if self.wait(timeout_s) else None
+
+    def layer_ready(self, layer: int) -> bool:
+        """Whether a layer is there."""
+        del layer
+        return self.done() and self.result() == self._blocks

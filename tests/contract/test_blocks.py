@@ -53,9 +53,11 @@ def test_arrays_of_any_shape_and_dtype_come_back_exactly(
             out = np.empty_like(given_blocks)
             assert namespace.get_batch(chain(blocks), list(out)) == blocks
             assert out.tobytes() == noise
-        rows = np.empty((blocks, width), dtype)
-        assert namespace.retrieve_layer(chain(blocks), layers - 1, list(rows)) == blocks
-        assert rows.tobytes() == given_blocks[:, layers - 1].tobytes()
+        out = np.empty_like(given_blocks)
+        load = namespace.load(chain(blocks), list(out))
+        assert load.wait(60)
+        assert (load.result(), load.layer_ready(layers - 1)) == (blocks, True)
+        assert out.tobytes() == noise
 
 
 def test_a_prefix_is_found_from_any_block_on(box: Box) -> None:
@@ -250,13 +252,11 @@ def by_layer_transfers(namespace: dalsegno.Namespace, hashes: list[bytes]) -> in
         transfer = writer.submit_store_layer(layer, [row[part] for row in rows])
         assert transfer.wait(60)
         transfer.result()
-        out = [bytearray(size) for _ in hashes]
-        back = namespace.submit_retrieve_layer(hashes, layer, out)
-        assert back.wait(60)
-        assert back.result() == [index < writer.first for index in range(len(hashes))]
-        assert out[: writer.first] == [
-            content(one, namespace.block_bytes)[part] for one in hashes[: writer.first]
-        ]
+    out = buffers(namespace, len(hashes))
+    load = namespace.load(hashes, out)
+    assert load.wait(60)
+    assert load.result() == writer.first
+    assert out[: writer.first] == contents(hashes[: writer.first], namespace.block_bytes)
     return writer.commit()
 
 

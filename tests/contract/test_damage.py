@@ -54,14 +54,19 @@ def test_a_damaged_block_is_a_miss_with_a_cause_and_can_be_put_again(
         assert expect_right_or_absent(namespace, alone)[0]
 
 
-def test_a_damaged_layer_affects_only_reads_that_need_it(alone: list[bytes], box: Box) -> None:
+def test_a_damaged_layer_is_never_ready_and_its_block_is_a_miss(
+    alone: list[bytes], box: Box
+) -> None:
     box.damage(alone[0])
     with box.namespace(slice_bytes=SLICE_BYTES) as namespace:
-        rows = [bytearray(SLICE_BYTES)]
-        # The bit is in layer 0. Whether layer 1 is still handed out is the store's choice.
-        if namespace.retrieve_layer(alone[:1], 1, rows):
-            assert rows[0] == content(alone[0], BLOCK_BYTES)[SLICE_BYTES:]
-        assert namespace.retrieve_layer(alone[:1], 0, rows) == 0
+        out = buffers(namespace, 1)
+        load = namespace.load(alone[:1], out)
+        # The bit is in layer 0. Whether layer 1 is delivered is the store's choice.
+        if load.wait_layer(1, timeout_s=60):
+            assert out[0][SLICE_BYTES:] == content(alone[0], BLOCK_BYTES)[SLICE_BYTES:]
+        assert load.wait_layer(0, timeout_s=60) is False
+        assert load.wait(60)
+        assert load.result() == 0
 
 
 def test_lost_data_is_a_miss_and_the_store_keeps_working(alone: list[bytes], box: Box) -> None:

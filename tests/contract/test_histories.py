@@ -124,12 +124,12 @@ class Player:
 
     def layer(self, prompt: str, layer: int) -> Any:
         hashes = hashes_of(prompt)
-        out = [bytearray(SLICE_BYTES) for _ in hashes]
-        count = self.namespace.retrieve_layer(hashes, layer, out)
-        part = slice(layer * SLICE_BYTES, (layer + 1) * SLICE_BYTES)
-        right = [block[part] for block in contents(hashes, BLOCK_BYTES)]
-        assert out[:count] == right[:count]
-        return count
+        out = buffers(self.namespace, len(hashes))
+        load = self.namespace.load(hashes, out)
+        is_ready = load.wait_layer(layer, timeout_s=60)
+        assert load.wait(60)
+        assert out[: load.result()] == contents(hashes, BLOCK_BYTES)[: load.result()]
+        return load.result(), is_ready
 
     def remove(self, prompt: str, first: int) -> Any:
         return self.namespace.remove(hashes_of(prompt)[first:])

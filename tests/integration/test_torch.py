@@ -79,9 +79,6 @@ def test_layers_and_transfers_take_tensors(namespace: dalsegno.Namespace) -> Non
     for layer, one in enumerate(data):
         writer.store_layer(layer, [torch.frombuffer(bytearray(one), dtype=torch.bfloat16)])
     assert writer.commit() == 1
-    row = torch.zeros(SLICE_BYTES // 2, dtype=torch.bfloat16)
-    assert namespace.retrieve_layer(chain(1), 2, [row]) == 1
-    assert content(row) == data[2]
     out = tensor(bytes(BLOCK_BYTES), torch.float32)
     transfer = namespace.submit_get(chain(1), [out])
     assert transfer.wait(60)
@@ -167,8 +164,7 @@ def test_regression_a_tensor_whose_storage_is_too_small_is_invalid(
         lambda: namespace.get_batch(chain(2), [good, block]),
         lambda: namespace.get_each(chain(2), [good, block]),
         lambda: namespace.submit_get(chain(2), [good, block]),
-        lambda: namespace.retrieve_layer(chain(2), 0, slices),
-        lambda: namespace.submit_retrieve_layer(chain(2), 0, slices),
+        lambda: namespace.load(chain(2), [good, block]),
         lambda: writer.store_layer(0, slices),
         lambda: writer.submit_store_layer(0, slices),
     ):

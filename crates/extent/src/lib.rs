@@ -25,8 +25,8 @@ pub use error::Cause;
 pub use format::NewExtent;
 pub use read::{
     BlockOutcome, BlockRead, BlockTarget, BlocksRead, ExtentRead, HeaderCache, HeaderName,
-    LayerOutcome, LayerProgress, PlacedRecord, Reader, RecordMemory, RecordRead, TrialFiles,
-    VerifiedHeader, WantedRecord, wait_for_all, wait_for_first,
+    PlacedRecord, Reader, RecordMemory, RecordRead, SliceSink, TrialFiles, VerifiedHeader,
+    WantedRecord, wait_for_all, wait_for_first,
 };
 pub use stats::{CompressionStats, TransferStats, TransferStatsView};
 pub use transfer::{

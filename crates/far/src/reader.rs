@@ -15,8 +15,8 @@ use std::time::Duration;
 use dalsegno_core::{ChainHash, KvLayout, NamespaceId};
 use dalsegno_extent::format::RecordPlace;
 use dalsegno_extent::{
-    BlockOutcome, BlockRead, BlockTarget, BlocksRead, Cause, CodecPool, HeaderCache, LayerProgress,
-    PinnedFile, PlacedRecord, Reader, RecordRead, SourceIo, TransferStatsView, WantedRecord,
+    BlockOutcome, BlockRead, BlockTarget, BlocksRead, Cause, CodecPool, HeaderCache, PinnedFile,
+    PlacedRecord, Reader, RecordRead, SliceSink, SourceIo, TransferStatsView, WantedRecord,
 };
 use dalsegno_io::Call;
 
@@ -192,12 +192,9 @@ impl<'a> FarReading<'a> {
         &mut self.reading
     }
 
-    /// Reports to `progress` how slices end: see [`BlocksRead::report_to`].
-    pub fn report_to(&mut self, progress: &Arc<LayerProgress>) {
-        for lost in self.results.iter().flatten() {
-            progress.note_block(lost.outcome);
-        }
-        self.reading.report_to(progress);
+    /// See [`BlocksRead::report_to`].
+    pub fn report_to(&mut self, sink: &Arc<dyn SliceSink>) {
+        self.reading.report_to(sink);
     }
 
     /// See [`BlocksRead::took`].

@@ -8,6 +8,7 @@
 mod call;
 mod channel;
 mod clock;
+mod copy;
 mod device;
 mod directory;
 mod engine;
@@ -24,6 +25,7 @@ mod threads;
 pub use call::{CANCEL_POLL, Call, Cancel};
 pub use channel::{BindError, Channel, ChannelError, Frame, Listener, Occupant, Peer, PeerName};
 pub use clock::SystemClock;
+pub use copy::{Copier, CopyDone, CopySource, CpuCopier, SliceCopy, copy_all};
 pub use device::{Device, DirEntry, Geometry, OpenMode, Opened, Source, Space};
 pub use directory::{
     DirectoryLock, DirectoryNames, DirectoryOptions, DirectoryPlace, FolderEntry, LocalDirectory,
@@ -36,7 +38,8 @@ pub use jobs::{Duty, Executor, JobLane, JobPlace, NextStep, Periodic};
 pub use line_queue::{LineQueue, flush_lines};
 pub use memory::{
     Access, Backing, BufferPool, Claim, Counters, Filled, Lender, Memory, PageAllocator,
-    PageBuffer, PageVec, Region, RegionId, RegionRange, SealedFile, Touch, copy_pieces, lend,
+    PageBuffer, PagePart, PageShape, PageVec, PagedBlocks, PagedMemory, Region, RegionId,
+    RegionRange, SealedFile, Touch, copy_pieces, lend,
 };
 pub use process::{Process, StopSignal, forked_amid_threads};
 pub use random::random_bytes;

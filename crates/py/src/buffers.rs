@@ -53,6 +53,15 @@ pub(crate) fn blocks(blocks: &Bound<'_, PyAny>, access: Access) -> PyResult<Vec<
     Ok(lend(buffers, &parts, access))
 }
 
+/// Parses a sequence of buffers that do not overlap and that can be filled.
+pub(crate) fn writable_buffers(buffers: &Bound<'_, PyAny>) -> PyResult<Vec<PyUntypedBuffer>> {
+    let one = |item: PyResult<Bound<'_, PyAny>>| buffer_of(&item?, Access::Write);
+    let buffers: Vec<PyUntypedBuffer> = buffers.try_iter()?.map(one).collect::<PyResult<_>>()?;
+    buffers.iter().try_for_each(|buffer| check(buffer, Access::Write))?;
+    refuse_overlap(&buffers)?;
+    Ok(buffers)
+}
+
 /// Appends the buffers of one block.
 fn push_block(
     block: &Bound<'_, PyAny>,
@@ -128,7 +137,13 @@ fn refuse_overlap(buffers: &[PyUntypedBuffer]) -> PyResult<()> {
 
 /// The buffers of one call. They are released together: releasing one takes the GIL, and the store's threads would
 /// otherwise wait for it at every block.
-struct Lent(Vec<PyUntypedBuffer>);
+pub(crate) struct Lent(Vec<PyUntypedBuffer>);
+
+impl Lent {
+    pub(crate) fn new(buffers: Vec<PyUntypedBuffer>) -> Self {
+        Self(buffers)
+    }
+}
 
 impl Drop for Lent {
     fn drop(&mut self) {

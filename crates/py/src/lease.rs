@@ -9,7 +9,10 @@ use pyo3::prelude::*;
 use pyo3::types::{PyIterator, PyList, PyMemoryView};
 
 use crate::access::Access;
+use crate::arguments::timeout;
 use crate::errors::{InvalidError, OrRaise};
+use crate::load::PyLoad;
+use crate::pages::PyPagedBlocks;
 use crate::view::{position, view_of};
 
 /// Leading blocks of a chain in the store's memory, from :meth:`Namespace.lease`.
@@ -60,6 +63,26 @@ impl PyLease {
     /// misses.
     fn valid_blocks(&self) -> PyResult<usize> {
         Ok(self.held()?.valid_blocks())
+    }
+
+    /// Starts to copy the first blocks into pages of an engine; never waits.
+    ///
+    /// Layers become ready in their order. Nothing is read from a disk. The blocks stay leased
+    /// until the load has ended, also if the lease is released before.
+    ///
+    /// Args:
+    ///     pages: From :meth:`PagedMemory.blocks`; for at most as many blocks as the lease has.
+    ///     timeout_s: Seconds from now after which the remaining blocks count as misses; ``None``
+    ///         waits.
+    ///
+    /// Raises:
+    ///     InvalidError: There are pages for more blocks, or a size disagrees with the shape.
+    ///     ClosedError: The store is closed.
+    #[pyo3(signature = (pages, *, timeout_s=None))]
+    fn load(&self, pages: &PyPagedBlocks, timeout_s: Option<f64>) -> PyResult<PyLoad> {
+        let (lease, timeout) = (self.held()?, timeout(timeout_s)?);
+        let load = self.store.load_lease(&lease, pages.take()?, timeout);
+        Ok(PyLoad::new(load.or_raise()?))
     }
 
     /// Ends the lease.

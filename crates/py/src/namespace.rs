@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use dalsegno_serve::{Allocation, Handle};
-use dalsegno_store::{GetReport, LayerSpan, Namespace, Put, Scope, Terms};
+use dalsegno_store::{GetReport, LayerSpan, LoadTarget, Namespace, Put, Scope, Terms};
 use pyo3::prelude::*;
 
 use crate::access::Access;
@@ -13,6 +13,8 @@ use crate::buffers::{blocks, hashes};
 use crate::errors::OrRaise;
 use crate::json::to_python;
 use crate::lease::PyLease;
+use crate::load::PyLoad;
+use crate::pages::PyPagedBlocks;
 use crate::transfer::{PyPutReport, PyTransfer, hits};
 use crate::writer::PyLayerWriter;
 
@@ -282,33 +284,6 @@ impl PyNamespace {
         Ok(hits(&self.get(py, hashes, out, Scope::Each, timeout_s)?))
     }
 
-    /// Fills ``out`` with one layer of the longest present run of ``chain``.
-    ///
-    /// Only that layer is read and verified. The other arguments, the result and the errors are
-    /// those of :meth:`get_batch`.
-    ///
-    /// Args:
-    ///     chain: Block hashes in prefix order, 32 bytes each.
-    ///     layer: Index of the layer, from 0.
-    ///     out: One writable buffer per hash, ``slice_bytes`` bytes each.
-    ///     timeout_s: Seconds from now after which the remaining blocks count as misses.
-    #[pyo3(signature = (chain, layer, out, *, timeout_s=None))]
-    fn retrieve_layer(
-        &self,
-        py: Python<'_>,
-        chain: &Bound<'_, PyAny>,
-        layer: Number<u32>,
-        out: &Bound<'_, PyAny>,
-        timeout_s: Option<f64>,
-    ) -> PyResult<usize> {
-        let layer = layer.named("layer")?;
-        let (chain, out) = (hashes(chain)?, blocks(out, Access::Write)?);
-        let terms = Terms { timeout: timeout(timeout_s)?, cancel: None };
-        let id = self.namespace.id();
-        let report = py.detach(|| self.store.retrieve_layer(id, &chain, layer, out, &terms));
-        Ok(report.or_raise()?.leading_blocks())
-    }
-
     /// Starts a put of blocks whose layers come one at a time.
     ///
     /// Leading blocks that are already present are left out: see :attr:`LayerWriter.first`.
@@ -391,23 +366,36 @@ impl PyNamespace {
         Ok(PyTransfer::get(self.store.submit_get(self.namespace.id(), chain, out, scope, timeout)))
     }
 
-    /// Starts :meth:`retrieve_layer` in the background; never waits.
+    /// Starts to load the longest present run of ``chain``; never waits.
     ///
-    /// The buffers stay in use until the transfer is done. The time in the queue counts towards
-    /// ``timeout_s``.
-    #[pyo3(signature = (chain, layer, out, *, timeout_s=None))]
-    fn submit_retrieve_layer(
+    /// Layers become ready in their order while the load runs: see :meth:`Load.wait_layer`. Only a
+    /// load of more bytes than leases may hold (half of the DRAM tier) has no ready layer before
+    /// its end, and one from a server that has to read the blocks first.
+    ///
+    /// Args:
+    ///     chain: Block hashes in prefix order, 32 bytes each.
+    ///     into: Pages of an engine for all blocks, from :meth:`PagedMemory.blocks`, which needs a
+    ///         DRAM tier; or one writable block per hash, ``block_bytes`` bytes each.
+    ///     timeout_s: Seconds from now after which the remaining blocks count as misses; ``None``
+    ///         waits.
+    ///
+    /// Raises:
+    ///     InvalidError: A size disagrees with the shape, or there is no DRAM tier.
+    ///     ClosedError: The store is closed.
+    #[pyo3(signature = (chain, into, *, timeout_s=None))]
+    fn load(
         &self,
         chain: &Bound<'_, PyAny>,
-        layer: Number<u32>,
-        out: &Bound<'_, PyAny>,
+        into: &Bound<'_, PyAny>,
         timeout_s: Option<f64>,
-    ) -> PyResult<PyTransfer> {
-        let layer = layer.named("layer")?;
-        let (chain, out) = (hashes(chain)?, blocks(out, Access::Write)?);
-        let (id, timeout) = (self.namespace.id(), timeout(timeout_s)?);
-        let transfer = self.store.submit_retrieve_layer(id, chain, layer, out, timeout);
-        Ok(PyTransfer::get(transfer))
+    ) -> PyResult<PyLoad> {
+        let (chain, timeout) = (hashes(chain)?, timeout(timeout_s)?);
+        let target = match into.cast::<PyPagedBlocks>() {
+            Ok(pages) => LoadTarget::Pages(pages.get().take()?),
+            Err(_) => LoadTarget::Blocks(blocks(into, Access::Write)?),
+        };
+        let load = self.store.load(self.namespace.id(), chain, target, timeout);
+        Ok(PyLoad::new(load.or_raise()?))
     }
 
     /// Removes blocks permanently, on all hosts that share a far directory.

@@ -79,8 +79,8 @@ pub(crate) fn hits(report: &GetReport) -> Vec<bool> {
 }
 
 /// A transfer, and its result once it was taken.
-struct Pending<T> {
-    transfer: Transfer<T>,
+pub(crate) struct Pending<T> {
+    pub(crate) transfer: Transfer<T>,
     result: PyOnceLock<Result<T>>,
 }
 
@@ -124,12 +124,12 @@ impl PyTransfer {
 }
 
 impl<T: Send + Sync> Pending<T> {
-    fn new(transfer: Transfer<T>) -> Self {
+    pub(crate) fn new(transfer: Transfer<T>) -> Self {
         Self { transfer, result: PyOnceLock::new() }
     }
 
     /// The result of a transfer that has ended; the same at every call.
-    fn result(&self, py: Python<'_>) -> PyResult<&T> {
+    pub(crate) fn result(&self, py: Python<'_>) -> PyResult<&T> {
         if self.result.get(py).is_none() {
             let Some(taken) = self.transfer.take() else {
                 return Err(InvalidError::new_err(
@@ -159,6 +159,22 @@ fn call_back(py: Python<'_>, callback: &Py<PyAny>) {
     if let Err(unlogged) = log() {
         unlogged.write_unraisable(py, None);
     }
+}
+
+/// See [`PyTransfer::on_end`].
+pub(crate) fn add_callback<T>(
+    py: Python<'_>,
+    transfer: &Transfer<T>,
+    callback: Py<PyAny>,
+) -> PyResult<()> {
+    if !callback.bind(py).is_callable() {
+        return Err(PyTypeError::new_err("callback must be a function without arguments"));
+    }
+    // If the interpreter is ending, nothing can be called any more.
+    let call = move || {
+        let _exiting = Python::try_attach(|py| call_back(py, &callback));
+    };
+    transfer.on_end(call).or_raise()
 }
 
 #[pymethods]
@@ -235,13 +251,6 @@ impl PyTransfer {
     ///     InvalidError: Eight callbacks wait for this transfer already.
     #[pyo3(signature = (callback, /))]
     fn on_end(&self, py: Python<'_>, callback: Py<PyAny>) -> PyResult<()> {
-        if !callback.bind(py).is_callable() {
-            return Err(PyTypeError::new_err("callback must be a function without arguments"));
-        }
-        // If the interpreter is ending, nothing can be called any more.
-        let call = move || {
-            let _exiting = Python::try_attach(|py| call_back(py, &callback));
-        };
-        on!(&self.kind, transfer => transfer.on_end(call)).or_raise()
+        on!(&self.kind, transfer => add_callback(py, transfer, callback))
     }
 }

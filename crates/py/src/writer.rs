@@ -1,12 +1,13 @@
 //! `LayerWriter`.
 
-use dalsegno_store::{LayerWriter, Terms};
+use dalsegno_store::{LayerWriter, Memory, Terms};
 use pyo3::prelude::*;
 
 use crate::access::Access;
 use crate::arguments::{Number, timeout};
 use crate::buffers::blocks;
 use crate::errors::OrRaise;
+use crate::pages::PyPagedBlocks;
 use crate::transfer::PyTransfer;
 
 /// A put of blocks that come layer by layer; they are invisible until :meth:`commit`.
@@ -18,6 +19,14 @@ pub(crate) struct PyLayerWriter {
 impl PyLayerWriter {
     pub(crate) fn new(writer: LayerWriter) -> Self {
         Self { writer }
+    }
+
+    /// The slices of a layer: buffers, or in pages.
+    fn slices(&self, layer: u32, blocks: &Bound<'_, PyAny>) -> PyResult<Vec<Vec<Memory>>> {
+        match blocks.cast::<PyPagedBlocks>() {
+            Ok(pages) => pages.get().with(|pages| self.writer.slices_of(pages, layer))?.or_raise(),
+            Err(_) => self::blocks(blocks, Access::Read),
+        }
     }
 }
 
@@ -43,7 +52,9 @@ impl PyLayerWriter {
     ///
     /// Args:
     ///     layer: Index of the layer, from 0.
-    ///     blocks: One slice per block, ``slice_bytes`` bytes each.
+    ///     blocks: One slice per block, ``slice_bytes`` bytes each; or pages of an engine for all
+    ///         blocks of the put, from :meth:`PagedMemory.blocks`. Keep them until the last layer
+    ///         is stored.
     ///     timeout_s: Seconds after which the layer fails; ``None`` waits.
     ///
     /// Raises:
@@ -58,7 +69,7 @@ impl PyLayerWriter {
         timeout_s: Option<f64>,
     ) -> PyResult<()> {
         let layer = layer.named("layer")?;
-        let memory = self::blocks(blocks, Access::Read)?;
+        let memory = self.slices(layer, blocks)?;
         let terms = Terms { timeout: timeout(timeout_s)?, cancel: None };
         py.detach(|| self.writer.store_layer(layer, memory, &terms)).or_raise()
     }
@@ -75,9 +86,18 @@ impl PyLayerWriter {
         timeout_s: Option<f64>,
     ) -> PyResult<PyTransfer> {
         let layer = layer.named("layer")?;
-        let memory = self::blocks(blocks, Access::Read)?;
+        let memory = self.slices(layer, blocks)?;
         let timeout = timeout(timeout_s)?;
         Ok(PyTransfer::layer(self.writer.submit_store_layer(layer, memory, timeout)))
+    }
+
+    /// Starts :meth:`commit` in the background; never waits.
+    ///
+    /// Wait for the transfers of all layers first. The result of the transfer is ``None``. A
+    /// transfer that is throttled leaves everything as it is: commit again.
+    #[pyo3(signature = (*, timeout_s=None))]
+    fn submit_commit(&self, timeout_s: Option<f64>) -> PyResult<PyTransfer> {
+        Ok(PyTransfer::layer(self.writer.submit_commit(timeout(timeout_s)?)))
     }
 
     /// Puts the blocks, as :meth:`Namespace.put_batch` does.

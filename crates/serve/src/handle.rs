@@ -1,12 +1,13 @@
 //! A store in this process or behind a server, with the same calls.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{ChainHash, Config, Error, ErrorKind, Namespace, NamespaceId, Result, StoreId};
 use dalsegno_store::{
-    GetReport, LayerSpan, LayerWriter, Lease, Located, Memory, Put, PutReport, RegisterOptions,
-    RemovalWatch, Removals, Scope, Store, Terms, Transfer, absolute,
+    GetReport, LayerSpan, LayerWriter, Lease, Load, LoadTarget, Located, Memory, PagedBlocks, Put,
+    PutReport, RegisterOptions, RemovalWatch, Removals, Scope, Store, Terms, Transfer, absolute,
 };
 
 use crate::client::{Client, ServedLease, ServedWatch};
@@ -139,16 +140,37 @@ impl Handle {
         either!(self, store => store.get_batch(namespace, chain, out, scope, terms))
     }
 
-    /// See [`Store::retrieve_layer`].
-    pub fn retrieve_layer(
+    /// See [`Store::load`] and [`Client::load`].
+    pub fn load(
         &self,
         namespace: NamespaceId,
-        chain: &[ChainHash],
-        layer: u32,
-        out: Vec<Vec<Memory>>,
-        terms: &Terms,
-    ) -> Result<GetReport> {
-        either!(self, store => store.retrieve_layer(namespace, chain, layer, out, terms))
+        chain: Vec<ChainHash>,
+        target: LoadTarget,
+        timeout: Option<Duration>,
+    ) -> Result<Load> {
+        either!(self, store => store.load(namespace, chain, target, timeout))
+    }
+
+    /// See [`Store::load_lease`] and [`Client::load_lease`].
+    ///
+    /// # Errors
+    ///
+    /// As these; `Invalid` if the lease is of another kind of store.
+    pub fn load_lease(
+        &self,
+        lease: &HandleLease,
+        pages: PagedBlocks,
+        timeout: Option<Duration>,
+    ) -> Result<Load> {
+        match (self, lease) {
+            (Self::Here(store), HandleLease::Here(lease)) => {
+                store.load_lease(lease, pages, timeout)
+            }
+            (Self::Served(client), HandleLease::Served(lease)) => {
+                client.load_lease(lease, pages, timeout)
+            }
+            _ => Err(Error::invalid("the lease is of another store")),
+        }
     }
 
     /// See [`Store::lease`].
@@ -159,8 +181,10 @@ impl Handle {
         terms: &Terms,
     ) -> Result<HandleLease> {
         Ok(match self {
-            Self::Here(store) => HandleLease::Here(store.lease(namespace, chain, terms)?),
-            Self::Served(client) => HandleLease::Served(client.lease(namespace, chain, terms)?),
+            Self::Here(store) => HandleLease::Here(Arc::new(store.lease(namespace, chain, terms)?)),
+            Self::Served(client) => {
+                HandleLease::Served(Arc::new(client.lease(namespace, chain, terms)?))
+            }
         })
     }
 
@@ -242,28 +266,15 @@ impl Handle {
     ) -> Transfer<GetReport> {
         either!(self, store => store.submit_get(namespace, chain, out, scope, timeout))
     }
-
-    /// See [`Store::submit_retrieve_layer`].
-    #[must_use]
-    pub fn submit_retrieve_layer(
-        &self,
-        namespace: NamespaceId,
-        chain: Vec<ChainHash>,
-        layer: u32,
-        out: Vec<Vec<Memory>>,
-        timeout: Option<Duration>,
-    ) -> Transfer<GetReport> {
-        either!(self, store => store.submit_retrieve_layer(namespace, chain, layer, out, timeout))
-    }
 }
 
 /// A lease of either kind of store.
 #[derive(Debug)]
 pub enum HandleLease {
     /// Of a store in this process.
-    Here(Lease),
+    Here(Arc<Lease>),
     /// Of a server's.
-    Served(ServedLease),
+    Served(Arc<ServedLease>),
 }
 
 impl HandleLease {

@@ -1,5 +1,7 @@
 //! A server and its clients, over a real socket.
 
+#[path = "served/loads.rs"]
+mod loads;
 mod support;
 
 use std::time::Duration;
@@ -25,7 +27,7 @@ fn what_one_client_puts_another_gets() {
     assert_eq!(b.probe(namespace().id(), &chain).unwrap(), 100);
     assert_eq!(b.touch(namespace().id(), &chain).unwrap(), 100);
     assert_eq!(b.contains(namespace().id(), &chain[98..]).unwrap(), [true, true]);
-    let got = get(&b, &chain, Scope::Prefix, None);
+    let got = get(&b, &chain, Scope::Prefix);
     assert_eq!(got.iter().flatten().count(), 100);
     for (hash, bytes) in chain.iter().zip(got) {
         assert_eq!(bytes.unwrap(), content(hash, BLOCK));
@@ -43,24 +45,16 @@ fn stats_bytes(server: &Server) -> u64 {
 }
 
 #[test]
-fn blocks_at_any_position_and_single_layers() {
+fn blocks_at_any_position() {
     let place = Place::new();
     let _server = place.serve();
     let client = place.client();
     let chain = chain("a", 9);
     put(&client, &chain[..3], 0);
     put(&client, &chain[..6], 5);
-    let got = get(&client, &chain, Scope::Each, None);
+    let got = get(&client, &chain, Scope::Each);
     let there: Vec<bool> = got.iter().map(Option::is_some).collect();
     assert_eq!(there, [true, true, true, false, false, true, false, false, false]);
-    for layer in 0..2 {
-        let got = get(&client, &chain, Scope::Prefix, Some(layer));
-        assert_eq!(got.iter().flatten().count(), 3);
-        for (hash, bytes) in chain.iter().zip(got.into_iter().flatten()) {
-            let half = BLOCK / 2;
-            assert_eq!(bytes, content(hash, BLOCK)[layer as usize * half..][..half]);
-        }
-    }
 }
 
 #[test]
@@ -118,7 +112,7 @@ fn a_get_may_be_larger_than_the_pool() {
     let chain = chain("a", 600);
     assert_eq!(put(&client, &chain, 0).count(PutOutcome::Stored), 600);
     assert!(600 * BLOCK as u64 > 2 * stats_bytes(&server), "{}", stats_bytes(&server));
-    let got = get(&client, &chain, Scope::Prefix, None);
+    let got = get(&client, &chain, Scope::Prefix);
     assert_eq!(got.iter().flatten().count(), 600);
     for (hash, bytes) in chain.iter().zip(got) {
         assert_eq!(bytes.unwrap(), content(hash, BLOCK));
@@ -156,7 +150,7 @@ fn a_get_that_was_cancelled_or_late_keeps_what_it_copied_and_frees_the_rest() {
         assert!(report.outcomes[hits..].iter().all(|one| lost(one) || *one == Outcome::Absent));
     }
     put(&client, &chain, 0);
-    assert_eq!(get(&client, &chain, Scope::Prefix, None).iter().flatten().count(), 600);
+    assert_eq!(get(&client, &chain, Scope::Prefix).iter().flatten().count(), 600);
     support::wait_for("the leases to end", || server.stats().tenants[0].accounts.leases == 0);
 }
 
@@ -172,7 +166,7 @@ fn a_lease_is_read_in_place_and_its_blocks_stay() {
     // The whole pool is replaced, but for what is leased.
     let others = support::chain("b", 300);
     put(&client, &others, 0);
-    get(&client, &others, Scope::Prefix, None);
+    get(&client, &others, Scope::Prefix);
     for (at, hash) in chain.iter().enumerate() {
         assert_eq!(lease_bytes(&lease, at), content(hash, BLOCK));
     }
@@ -225,7 +219,7 @@ fn layers_are_put_together_by_the_commit() {
         writer.store_layer(layer, slices.collect(), &terms).unwrap();
     }
     assert_eq!(writer.commit(&terms).unwrap(), 3);
-    let got = get(&client, &chain, Scope::Prefix, None);
+    let got = get(&client, &chain, Scope::Prefix);
     for (hash, bytes) in chain.iter().zip(got) {
         assert_eq!(bytes.unwrap(), content(hash, BLOCK));
     }
@@ -238,7 +232,7 @@ fn without_a_server_everything_is_a_miss_until_it_is_there() {
     let chain = chain("a", 3);
     assert_eq!(client.probe(namespace().id(), &chain).unwrap(), 0);
     assert_eq!(put(&client, &chain, 0).count(PutOutcome::Failed), 3);
-    assert_eq!(get(&client, &chain, Scope::Each, None).iter().flatten().count(), 0);
+    assert_eq!(get(&client, &chain, Scope::Each).iter().flatten().count(), 0);
     assert!(client.lease(namespace().id(), &chain, &Terms::default()).unwrap().is_empty());
     assert!(client.remove(namespace().id(), None, &Terms::default()).is_err());
     let server = place.serve();
@@ -256,7 +250,7 @@ fn without_a_server_everything_is_a_miss_until_it_is_there() {
     support::wait_for("the client to connect again", || {
         client.probe(namespace().id(), &chain).unwrap() == 3
     });
-    let got = get(&client, &chain, Scope::Prefix, None);
+    let got = get(&client, &chain, Scope::Prefix);
     assert_eq!(got[2].as_ref().unwrap(), &content(&chain[2], BLOCK));
 }
 

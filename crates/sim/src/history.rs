@@ -159,8 +159,8 @@ pub enum Action {
     PutLayers(Part, bool),
     /// Gets blocks, each independently.
     Get(Part, Timed),
-    /// Gets one layer of blocks, up to the first miss.
-    GetLayer(Part, u32),
+    /// Loads blocks by layer, up to the first miss; into pages, or into memory.
+    Load(Part, bool),
     /// Probes how much of a chain is present.
     Probe(Part),
     /// Removes blocks.
@@ -188,7 +188,8 @@ impl fmt::Display for Action {
             Self::PutLayers(part, true) => write!(f, "put layer by layer {part}"),
             Self::PutLayers(part, false) => write!(f, "put layer by layer, and give up, {part}"),
             Self::Get(part, _) => write!(f, "get {part}"),
-            Self::GetLayer(part, layer) => write!(f, "get layer {layer} of {part}"),
+            Self::Load(part, true) => write!(f, "load into pages {part}"),
+            Self::Load(part, false) => write!(f, "load by layer {part}"),
             Self::Probe(part) => write!(f, "probe {part}"),
             Self::Remove(part) => write!(f, "remove {part}"),
             Self::RemoveAll(namespace) => write!(f, "remove namespace {namespace}"),
@@ -212,9 +213,8 @@ fn action(random: &mut Random, style: &Style) -> Action {
         45..55 => Action::PutLayers(part, random.percent(75)),
         55..70 => Action::Get(part, timed),
         70..75 => {
-            let layers = style.shapes[part.namespace].0;
-            let layer = u32::try_from(random.below(layers as usize)).expect("a few layers");
-            Action::GetLayer(part, layer)
+            let into_pages = random.below(2) == 0;
+            Action::Load(part, into_pages)
         }
         75..80 => Action::Probe(part),
         80..92 => Action::Remove(part),

@@ -4,7 +4,9 @@ use std::cell::Cell;
 use std::time::Duration;
 
 use dalsegno_io::{Memory, lend};
-use dalsegno_store::{Outcome, Scope, Store, Terms};
+use dalsegno_store::{
+    LayerOutcome, Load, LoadTarget, Outcome, PagePart, PageShape, PagedMemory, Scope, Store, Terms,
+};
 
 use crate::blocks::chain_hashes;
 use crate::history::Part;
@@ -62,23 +64,73 @@ impl CheckedReads<'_> {
         report.hit_blocks()
     }
 
-    pub(crate) fn get_layer(&self, part: &Part, layer: u32) {
-        let slice_bytes = self.setup.layout(part.namespace).slice_bytes() as usize;
-        let mut out = vec![vec![0xee_u8; slice_bytes]; part.chain.len()];
-        let id = self.setup.id(part.namespace);
-        let report = lend(|lender| {
-            let targets = out.iter_mut().map(|slice| vec![lender.exclusive(slice)]).collect();
-            self.store.retrieve_layer(id, &part.chain, layer, targets, &Terms::default())
-        });
-        let report = report.expect("a get of the right sizes never fails");
+    /// Loads blocks by layer, into memory or into pages.
+    pub(crate) fn load(&self, part: &Part, into_pages: bool) {
+        let layout = self.setup.layout(part.namespace);
+        let has_dram = self.store.limits().dram_bytes > 0;
+        let (load, out) =
+            if into_pages && has_dram { self.load_pages(part) } else { self.load_blocks(part) };
+        let report = load.transfer.take().expect("the caller runs it").expect("it never fails");
         self.checked(report.leading_blocks());
-        for (hash, got) in part.chain.iter().zip(&out).take(report.leading_blocks()) {
-            let right = self.setup.block(part.namespace, *hash);
-            let at = layer as usize * slice_bytes;
-            assert!(*got == right[at..][..slice_bytes], "wrong bytes for layer {layer} of {hash}");
+        let is_ready =
+            |layer: &u32| matches!(load.layers.outcome(*layer), Ok(Some(LayerOutcome::Ready)));
+        let ready: Vec<u32> = (0..layout.layers()).filter(is_ready).collect();
+        let is_whole = report.leading_blocks() == part.chain.len();
+        assert!(!is_whole || ready.len() == layout.layers() as usize, "a hit lacks a layer");
+        for (at, (hash, got)) in part.chain.iter().zip(&out).enumerate() {
+            let (right, is_hit) =
+                (self.setup.block(part.namespace, *hash), at < report.leading_blocks());
+            let id = self.setup.id(part.namespace);
+            assert!(!is_hit || *got == *right, "wrong bytes for {hash} of namespace {id}");
+            for layer in &ready {
+                let at = *layer as usize * layout.slice_bytes() as usize;
+                let range = at..at + layout.slice_bytes() as usize;
+                assert!(
+                    got[range.clone()] == right[range],
+                    "wrong bytes in layer {layer} of {hash}"
+                );
+            }
             let expected = self.oracle.expects(part.namespace, *hash);
-            assert!(expected != Expect::Miss, "{hash} of namespace {id} came back");
+            assert!(!is_hit || expected != Expect::Miss, "{hash} of namespace {id} came back");
         }
+    }
+
+    fn load_blocks(&self, part: &Part) -> (Load, Vec<Vec<u8>>) {
+        let layout = self.setup.layout(part.namespace);
+        let block_bytes = usize::try_from(layout.block_bytes()).expect("small blocks");
+        let mut out = vec![vec![0xee_u8; block_bytes]; part.chain.len()];
+        let load = lend(|lender| {
+            let targets = out.iter_mut().map(|block| vec![lender.exclusive(block)]).collect();
+            self.start_load(part, LoadTarget::Blocks(targets))
+        });
+        (load, out)
+    }
+
+    /// Into pages of two parts, in the reverse order of the blocks.
+    fn load_pages(&self, part: &Part) -> (Load, Vec<Vec<u8>>) {
+        let layout = self.setup.layout(part.namespace);
+        let (layers, bytes) = (layout.layers() as usize, layout.slice_bytes() as usize);
+        let (count, head) = (part.chain.len(), bytes / 3);
+        let parts = [(0, head), (count * bytes, bytes - head)]
+            .map(|(offset, bytes)| PagePart { offset, bytes });
+        let shape = PageShape { stride: bytes, parts: parts.into(), pages_per_block: 1 };
+        let memory = PagedMemory::zeroed(layers, 2 * count * bytes, count, shape);
+        let memory = memory.expect("pages of the right size");
+        let table: Vec<u32> = (0..u32::try_from(count).expect("a few blocks")).rev().collect();
+        let pages = || memory.blocks(table.clone()).expect("no load uses them");
+        let load = self.start_load(part, LoadTarget::Pages(pages()));
+        let loaded = pages();
+        let block = |at: usize| {
+            let slices = (0..layout.layers()).filter_map(|layer| loaded.take_slice(at, layer));
+            slices.flatten().flat_map(|memory| memory.as_slice().to_vec()).collect()
+        };
+        (load, (0..count).map(block).collect())
+    }
+
+    fn start_load(&self, part: &Part, target: LoadTarget) -> Load {
+        let id = self.setup.id(part.namespace);
+        let load = self.store.load(id, part.chain.clone(), target, None);
+        load.expect("a load of the right sizes never fails")
     }
 
     pub(crate) fn probe(&self, part: &Part) {

@@ -191,7 +191,7 @@ impl World {
             Action::Put(part, timed) => drop(self.put(part, *timed)),
             Action::PutLayers(part, commit) => self.put_layers(part, *commit),
             Action::Get(part, timed) => drop(self.get(part, *timed)),
-            Action::GetLayer(part, layer) => self.reads().get_layer(part, *layer),
+            Action::Load(part, into_pages) => self.reads().load(part, *into_pages),
             Action::Probe(part) => self.reads().probe(part),
             Action::Remove(part) => self.remove(part.namespace, Some(part.hashes()), false),
             Action::RemoveAll(namespace) => self.remove(*namespace, None, false),

@@ -18,6 +18,7 @@ mod error;
 mod far;
 mod far_work;
 mod jobs;
+mod load;
 mod lookup;
 mod namespaces;
 mod offline;
@@ -34,8 +35,10 @@ mod tuning;
 mod upkeep;
 
 pub use api::layer_writer::{
-    GatheredBlocks, GatheredPut, LayerHost, LayerSpan, LayerWork, LayerWriter,
+    GatheredBlocks, GatheredLayer, GatheredPut, LayerHost, LayerSpan, LayerWork, LayerWriter,
+    copied,
 };
+pub use api::load::{Load, LoadLayers, LoadTarget};
 pub use api::pool::{Arrival, Pool, PoolBlock, PoolUse};
 pub use api::removal_watch::{MAX_WATCHED_BLOCKS, RemovalWatch, Removals};
 pub use api::store::Store;
@@ -49,11 +52,17 @@ pub use dalsegno_core::{
 pub use dalsegno_extent::offline::{Inspection, ShownField, ShownPart, ShownRecord};
 pub use dalsegno_extent::{Cause, CompressionStats};
 pub use dalsegno_index::Scope;
-pub use dalsegno_io::{Backing, Lender, LineQueue, Memory, StopSignal, flush_lines, lend};
+pub use dalsegno_io::{
+    Backing, Lender, LineQueue, Memory, PagePart, PageShape, PagedBlocks, PagedMemory, StopSignal,
+    flush_lines, lend,
+};
 pub use device::DeviceStats;
 pub use error::{absolute, forked, no_thread};
 pub use far::stats::FarStats;
 pub use jobs::transfers::{Direction, MAX_CALLBACKS, Transfer, TransferLanes, TransferState};
+pub use load::place_copies::{PlaceCopies, PlacedSource};
+pub use load::progress::{LayerOutcome, LoadEnd, LoadProgress};
+pub use load::target::PageTarget;
 pub use lookup::locate::Located;
 pub use namespaces::registrar::RegisterOptions;
 pub use offline::far::{
@@ -66,7 +75,7 @@ pub use put::report::{PutOutcome, PutReport};
 pub use put::writer::Put;
 pub use read::lease::{Acquired, Lease, LeasedBlock};
 pub use read::outcome::{GetReport, Outcome};
-pub use sizes::{check_blocks, check_get};
+pub use sizes::{check_blocks, check_get, check_pages};
 pub use state::arena::ArenaBacking;
 pub use state::speeds::BlockTier;
 pub use stats::Stats;

@@ -1,9 +1,7 @@
 //! Checks of what callers give.
 
-use std::ops::Range;
-
 use dalsegno_core::{ChainHash, Error, KvLayout, Result};
-use dalsegno_io::Memory;
+use dalsegno_io::{Memory, PagedBlocks};
 
 /// Checks that every block has exactly `bytes` bytes of memory. Fails with `Invalid`.
 pub fn check_blocks(blocks: &[Vec<Memory>], bytes: u64) -> Result<()> {
@@ -18,20 +16,8 @@ pub fn check_blocks(blocks: &[Vec<Memory>], bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// Checks a get of whole blocks, or of one `layer` of each, and returns the layers. Fails with `Invalid`.
-pub fn check_get(
-    layout: KvLayout,
-    chain: &[ChainHash],
-    out: &[Vec<Memory>],
-    layer: Option<u32>,
-) -> Result<Range<u32>> {
-    let layer_count = layout.layers();
-    if let Some(layer) = layer.filter(|layer| *layer >= layer_count) {
-        return Err(Error::invalid(format!(
-            "layer {layer} does not exist; the namespace has layers 0 to {}",
-            layer_count - 1
-        )));
-    }
+/// Checks a get of whole blocks. Fails with `Invalid`.
+pub fn check_get(layout: KvLayout, chain: &[ChainHash], out: &[Vec<Memory>]) -> Result<()> {
     if chain.len() != out.len() {
         return Err(Error::invalid(format!(
             "{} hashes but {} buffers; give one buffer per block",
@@ -39,8 +25,24 @@ pub fn check_get(
             out.len()
         )));
     }
-    let layers = layer.map_or(0..layer_count, |layer| layer..layer + 1);
-    let wanted = u64::from(layers.end - layers.start);
-    check_blocks(out, wanted * u64::from(layout.slice_bytes()))?;
-    Ok(layers)
+    check_blocks(out, layout.block_bytes())
+}
+
+/// Checks a load of blocks into pages. Fails with `Invalid`.
+pub fn check_pages(layout: KvLayout, blocks: usize, pages: &PagedBlocks) -> Result<()> {
+    if blocks != pages.len() {
+        return Err(Error::invalid(format!(
+            "{blocks} blocks, but pages for {}; give pages for each block",
+            pages.len()
+        )));
+    }
+    let (layers, slice_bytes) = (layout.layers() as usize, layout.slice_bytes() as usize);
+    if (layers, slice_bytes) != (pages.layers(), pages.slice_bytes()) {
+        return Err(Error::invalid(format!(
+            "the pages have {} layers of {} bytes per block; the namespace has {layers} of {slice_bytes}",
+            pages.layers(),
+            pages.slice_bytes()
+        )));
+    }
+    Ok(())
 }

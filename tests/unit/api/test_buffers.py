@@ -136,16 +136,6 @@ def test_the_rows_of_one_array_are_blocks(namespace: dalsegno.Namespace) -> None
     np.testing.assert_array_equal(out, rows)
 
 
-def test_a_layer_is_filled_alone(namespace: dalsegno.Namespace) -> None:
-    data = [os.urandom(BLOCK_BYTES) for _ in range(3)]
-    namespace.put_batch(chain(3), data)
-    for layer in range(LAYERS):
-        out = [bytearray(SLICE_BYTES) for _ in data]
-        assert namespace.retrieve_layer(chain(3), layer, out) == 3
-        part = slice(layer * SLICE_BYTES, (layer + 1) * SLICE_BYTES)
-        assert out == [one[part] for one in data]
-
-
 def test_aligned_memory_is_used_in_place_and_other_memory_is_not(tmp_path: Path) -> None:
     with dalsegno.open(tmp_path / "store", capacity="16MiB", staging="16MiB", dram=0) as store:
         if not store.stats()["io_direct"]:
@@ -251,8 +241,7 @@ def test_regression_memory_of_python_objects_is_refused(
         lambda: namespace.get_batch(chain(2), [good, block]),
         lambda: namespace.get_each(chain(2), [good, block]),
         lambda: namespace.submit_get(chain(2), [good, block]),
-        lambda: namespace.retrieve_layer(chain(2), 0, slices),
-        lambda: namespace.submit_retrieve_layer(chain(2), 0, slices),
+        lambda: namespace.load(chain(2), [good, block]),
         lambda: writer.store_layer(0, slices),
         lambda: writer.submit_store_layer(0, slices),
     ):
@@ -280,8 +269,8 @@ def test_counts_must_agree(namespace: dalsegno.Namespace) -> None:
         lambda: namespace.put_batch([], [block]),
         lambda: namespace.get_batch(chain(2), [bytearray(BLOCK_BYTES)]),
         lambda: namespace.get_each(chain(1), []),
-        lambda: namespace.retrieve_layer(chain(1), LAYERS, [bytearray(SLICE_BYTES)]),
-        lambda: namespace.retrieve_layer(chain(1), 0, [bytearray(BLOCK_BYTES)]),
+        lambda: namespace.load(chain(2), [bytearray(BLOCK_BYTES)]),
+        lambda: namespace.load(chain(1), [bytearray(SLICE_BYTES)]),
     ):
         with pytest.raises(dalsegno.InvalidError):
             put()
@@ -295,7 +284,7 @@ def test_a_hash_has_32_bytes(length: int, namespace: dalsegno.Namespace) -> None
         lambda: namespace.put_batch(hashes, out),
         lambda: namespace.get_batch(hashes, out),
         lambda: namespace.get_each(hashes, out),
-        lambda: namespace.retrieve_layer(hashes, 0, [bytearray(SLICE_BYTES) for _ in out]),
+        lambda: namespace.load(hashes, out),
         lambda: namespace.probe(hashes),
         lambda: namespace.contains(hashes),
         lambda: namespace.layer_writer(hashes),
@@ -328,7 +317,7 @@ def test_an_empty_request_does_nothing(namespace: dalsegno.Namespace) -> None:
     assert namespace.contains([]) == []
     assert namespace.get_batch([], []) == 0
     assert namespace.get_each([], []) == []
-    assert namespace.retrieve_layer([], 0, []) == 0
+    assert namespace.load([], []).wait_layer(0)
     assert namespace.remove([]) == 0
     assert namespace.layer_writer([]).commit() == 0
 

@@ -42,9 +42,11 @@ def test_a_codec_saves_space_is_remembered_and_changes_no_byte(tmp_path: Path) -
         out = np.zeros_like(blocks)
         assert again.get_batch(chain(40), list(out)) == 40
         assert (out == blocks).all()
-        layer = np.zeros((10, SLICE), np.uint8)
-        assert again.retrieve_layer(chain(40)[5:15], 1, list(layer), timeout_s=10) == 10
-        assert (layer == blocks[5:15, 1]).all()
+        out = np.zeros_like(blocks)
+        load = again.load(chain(40)[5:15], list(out[5:15]), timeout_s=10)
+        assert load.wait_layer(1, timeout_s=20)
+        assert load.wait(20)
+        assert (out[5:15] == blocks[5:15]).all()
         assert store.stats()["log"]["codec"]["decode_ns"] > 0
     assert dalsegno.verify(str(tmp_path / "kv"))["findings"] == []
 

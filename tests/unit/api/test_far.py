@@ -66,10 +66,13 @@ def test_layers_come_from_the_far_directory(tmp_path: Path, far: Path) -> None:
     with first, second:
         theirs.put_batch(CHAIN, [block(at) for at in range(COUNT)])
         until(lambda: ours.probe(CHAIN) == COUNT, "the other host finds them")
+        out = [bytearray(BLOCK_BYTES) for _ in CHAIN]
+        load = ours.load(CHAIN, out, timeout_s=LIMIT_S)
         for layer in range(LAYERS):
-            out = [bytearray(SLICE_BYTES) for _ in CHAIN]
-            assert ours.retrieve_layer(CHAIN, layer, out, timeout_s=LIMIT_S) == COUNT
-            assert [one[0] for one in out] == list(range(1, COUNT + 1))
+            assert load.wait_layer(layer, timeout_s=LIMIT_S)
+            assert [one[layer * SLICE_BYTES] for one in out] == list(range(1, COUNT + 1))
+        assert load.wait(LIMIT_S)
+        assert load.result() == COUNT
 
 
 def test_locate_returns_runs_of_blocks_with_their_tier_and_its_speed(

@@ -34,8 +34,8 @@ def test_regression_a_number_out_of_range_is_invalid(
     writer = namespace.layer_writer(chain(1))
     calls: dict[str, list[Callable[[], object]]] = {
         "layer": [
-            lambda: namespace.retrieve_layer(chain(1), number, row),
-            lambda: namespace.submit_retrieve_layer(chain(1), number, row),
+            lambda: namespace.load(chain(1), block).wait_layer(number),
+            lambda: namespace.load(chain(1), block).layer_ready(number),
             lambda: writer.store_layer(number, row),
             lambda: writer.submit_store_layer(number, row),
         ],
@@ -66,6 +66,7 @@ def test_regression_seconds_out_of_range_are_invalid(
     """The message names the argument."""
     block, row = [bytearray(BLOCK_BYTES)], [bytearray(SLICE_BYTES)]
     transfer, writer = namespace.submit_put(chain(1), block), namespace.layer_writer(chain(1, "b"))
+    load = namespace.load(chain(1, "c"), [bytearray(BLOCK_BYTES)])
     for call in (
         lambda: transfer.wait(seconds),
         lambda: namespace.put_batch(chain(1), block, timeout_s=seconds),
@@ -73,8 +74,10 @@ def test_regression_seconds_out_of_range_are_invalid(
         lambda: namespace.get_batch(chain(1), block, timeout_s=seconds),
         lambda: namespace.get_each(chain(1), block, timeout_s=seconds),
         lambda: namespace.submit_get(chain(1), block, timeout_s=seconds),
-        lambda: namespace.retrieve_layer(chain(1), 0, row, timeout_s=seconds),
-        lambda: namespace.submit_retrieve_layer(chain(1), 0, row, timeout_s=seconds),
+        lambda: namespace.load(chain(1), block, timeout_s=seconds),
+        lambda: load.wait(seconds),
+        lambda: load.wait_layer(0, timeout_s=seconds),
+        lambda: writer.submit_commit(timeout_s=seconds),
         lambda: namespace.remove(chain(1), timeout_s=seconds),
         lambda: namespace.layer_writer(chain(1), timeout_s=seconds),
         lambda: writer.store_layer(0, row, timeout_s=seconds),

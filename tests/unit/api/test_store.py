@@ -256,7 +256,7 @@ def calls(store: dalsegno.Store, namespace: dalsegno.Namespace) -> dict[str, Any
         "contains": lambda: namespace.contains(one),
         "get_batch": lambda: namespace.get_batch(one, out),
         "get_each": lambda: namespace.get_each(one, out),
-        "retrieve_layer": lambda: namespace.retrieve_layer(one, 0, out),
+        "load": lambda: namespace.load(one, out),
         "layer_writer": lambda: namespace.layer_writer(one),
         "remove": lambda: namespace.remove(one),
         "remove all": namespace.remove,

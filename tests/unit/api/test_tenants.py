@@ -52,6 +52,11 @@ def transferred(transfer: dalsegno.Transfer[list[bool]]) -> list[bool]:
     return transfer.result()
 
 
+def loaded(load: dalsegno.Load) -> int:
+    assert load.wait(30)
+    return load.result()
+
+
 # Every call that reads or reports stored blocks; the calls that write are tried below.
 READS: dict[str, Callable[[dalsegno.Namespace, list[bytearray]], object]] = {
     "layer_writer": lambda space, _: BLOCKS - space.layer_writer(HASHES).count,
@@ -63,15 +68,8 @@ READS: dict[str, Callable[[dalsegno.Namespace, list[bytearray]], object]] = {
     "get_batch": lambda space, out: space.get_batch(HASHES, out),
     "lease": lambda space, _: len(space.lease(HASHES)),
     "get_each": lambda space, out: any(space.get_each(HASHES, out)),
-    "retrieve_layer": lambda space, out: space.retrieve_layer(
-        HASHES, 1, [memoryview(one)[:SLICE_BYTES] for one in out]
-    ),
     "submit_get": lambda space, out: any(transferred(space.submit_get(HASHES, out, each=True))),
-    "submit_retrieve_layer": lambda space, out: any(
-        transferred(
-            space.submit_retrieve_layer(HASHES, 0, [memoryview(one)[:SLICE_BYTES] for one in out])
-        )
-    ),
+    "load": lambda space, out: loaded(space.load(HASHES, out)),
 }
 
 

@@ -60,7 +60,7 @@ class ChaosClient:
             self.get: 5,
             self.get_each: 2,
             self.submit_get: 2,
-            self.retrieve_layer: 1,
+            self.load: 1,
             self.look: 1,
             self.lease: 4,
             self.read_lease: 6,
@@ -129,13 +129,15 @@ class ChaosClient:
         hits = [at for at, is_there in enumerate(transfer.result()) if is_there]
         self.compare([hashes[i] for i in hits], [out[i] for i in hits], space.block_bytes, "submit")
 
-    def retrieve_layer(self, space: dalsegno.Namespace, hashes: list[bytes]) -> None:
-        layer, size = self.dice.randrange(space.layers), space.slice_bytes
-        out = [bytearray(size) for _ in hashes]
-        count = space.retrieve_layer(hashes, layer, out, timeout_s=self.timeout())
-        for one, row in zip(hashes[:count], out, strict=False):
-            assert row == right(one, space.block_bytes)[layer * size :][:size], "a wrong layer"
-        self.counts["hits"] += count
+    def load(self, space: dalsegno.Namespace, hashes: list[bytes]) -> None:
+        out = self.buffers(space)
+        load = space.load(hashes, out, timeout_s=self.timeout())
+        layer = self.dice.randrange(space.layers)
+        is_ready = load.wait_layer(layer, timeout_s=60)
+        assert load.wait(60)
+        count = load.result()
+        assert is_ready is not True or count == LENGTH, "a layer was ready and its block is a miss"
+        self.compare(hashes[:count], out[:count], space.block_bytes, "load")
 
     def look(self, space: dalsegno.Namespace, hashes: list[bytes]) -> None:
         assert 0 <= space.probe(hashes) <= LENGTH

@@ -18,7 +18,6 @@ from tests.unit.serve.blocks import (
     COUNT,
     HASHES,
     LIMIT_S,
-    SLICE_BYTES,
     Blocks,
     wait_until,
 )
@@ -33,7 +32,6 @@ def calls(blocks: Blocks, lease: dalsegno.Lease) -> dict[str, Callable[[], Any]]
     store, space = blocks.store, blocks.space
     one, out = HASHES[:1], [bytearray(BLOCK_BYTES)]
     new, bytes_ = chain(1, "new"), contents(chain(1, "new"), BLOCK_BYTES)
-    layer = [bytearray(SLICE_BYTES)]
     return {
         "stats": store.stats,
         "watch_removals": store.watch_removals,
@@ -47,12 +45,11 @@ def calls(blocks: Blocks, lease: dalsegno.Lease) -> dict[str, Callable[[], Any]]
         "get_batch": lambda: space.get_batch(one, out),
         "get_batch in time": lambda: space.get_batch(one, out, timeout_s=1.0),
         "get_each": lambda: space.get_each(one, out),
-        "retrieve_layer": lambda: space.retrieve_layer(one, 0, layer),
         "layer_writer": lambda: space.layer_writer(new),
         "lease": lambda: space.lease(one),
         "submit_put": lambda: space.submit_put(new, bytes_).result(),
         "submit_get": lambda: space.submit_get(one, out).result(),
-        "submit_retrieve_layer": lambda: space.submit_retrieve_layer(one, 0, layer).result(),
+        "load": lambda: space.load(one, out).result(),
         "remove": lambda: space.remove(one),
         "remove all": space.remove,
         "valid_blocks": lease.valid_blocks,

@@ -12,10 +12,10 @@ use dalsegno_core::{Extent, Stopped, StoreId};
 use dalsegno_io::Memory;
 
 use super::header_cache::{HeaderName, VerifiedHeader};
-use super::layer_progress::LayerProgress;
 use super::slice_arrival::SliceArrival;
+use super::slice_sink::SliceSink;
 use super::units::{gather, plan_units};
-use super::wanted::{BlockOutcome, BlockRead, RecordRead, WantedRecord};
+use super::wanted::{BlockOutcome, BlockRead, BlockTarget, RecordRead, WantedRecord};
 use crate::error::Cause;
 use crate::format::RecordHeader;
 use crate::transfer::{Chunk, Piece, PinnedFile, PlanRules, WantedUnit, cut, pieces_of};
@@ -35,7 +35,7 @@ pub(super) struct ExtentReading {
     blocks: Vec<BlockReading>,
     /// Layer-major.
     slices: Vec<SliceArrival>,
-    progress: Option<Arc<LayerProgress>>,
+    sink: Option<Arc<dyn SliceSink>>,
 }
 
 /// Whether the requests for a payload are planned.
@@ -50,6 +50,8 @@ enum PayloadPlan {
 struct BlockReading {
     /// Its index in the extent.
     block: u32,
+    /// The caller's.
+    number: u32,
     outlives_call: bool,
     outcome: BlockOutcome,
 }
@@ -63,8 +65,8 @@ impl ExtentReading {
     ) -> Self {
         let RecordRead { store, record, pinned, layers, targets } = read;
         let blocks = targets.iter().map(|target| {
-            let (block, outlives_call) = (target.block, target.outlives_call);
-            BlockReading { block, outlives_call, outcome: Ok(()) }
+            let BlockTarget { block, number, outlives_call, .. } = *target;
+            BlockReading { block, number, outlives_call, outcome: Ok(()) }
         });
         let blocks = blocks.collect();
         let slices = SliceArrival::of_targets(record.layout(), layers.len(), targets);
@@ -78,7 +80,7 @@ impl ExtentReading {
             first_layer: layers.start,
             blocks,
             slices,
-            progress: None,
+            sink: None,
         };
         if reading.pinned.is_none() {
             reading.lose_all(Cause::Recycled);
@@ -88,26 +90,14 @@ impl ExtentReading {
         reading
     }
 
-    /// Reports to `progress` how slices end, and have ended.
+    /// Reports to `sink` the slices that are verified from now on. None was before: nothing was requested.
     ///
     /// # Panics
     ///
-    /// If it reports already: each slice counts once.
-    pub(super) fn report_to(&mut self, progress: &Arc<LayerProgress>) {
-        assert!(self.progress.is_none(), "a read reports to one progress");
-        for (index, slice) in self.slices.iter().enumerate() {
-            if let Some(outcome) = slice.outcome {
-                progress.note_slice(self.layer_of(index), outcome);
-            }
-        }
-        self.progress = Some(Arc::clone(progress));
-    }
-
-    /// Loses the slices that have not ended, if it reports them to somebody.
-    pub(super) fn abandon(&mut self, cause: Cause) {
-        if self.progress.is_some() {
-            self.lose_all(cause);
-        }
+    /// If it reports already.
+    pub(super) fn report_to(&mut self, sink: &Arc<dyn SliceSink>) {
+        assert!(self.sink.is_none(), "a read reports to one sink");
+        self.sink = Some(Arc::clone(sink));
     }
 
     /// The file, of a record that is requested.
@@ -197,6 +187,13 @@ impl ExtentReading {
         slice % self.blocks.len()
     }
 
+    /// The first layer of which a request has bytes.
+    pub(super) fn first_layer_of(&self, chunk: &Chunk) -> u32 {
+        let in_unit = || chunk.units.first()?.pieces.first();
+        let first = chunk.pieces.first().or_else(in_unit);
+        first.map_or(self.first_layer, |piece| self.layer_of(piece.slice as usize))
+    }
+
     fn layer_of(&self, slice: usize) -> u32 {
         let layer = slice / self.blocks.len();
         self.first_layer + u32::try_from(layer).expect("layer count is bounded")
@@ -238,8 +235,9 @@ impl ExtentReading {
             return;
         }
         self.slices[slice].outcome = Some(outcome);
-        if let Some(progress) = &self.progress {
-            progress.note_slice(self.layer_of(slice), outcome);
+        if let Some(sink) = self.sink.as_ref().filter(|_| outcome.is_ok()) {
+            let (layer, number) = (self.layer_of(slice), self.blocks[self.target_of(slice)].number);
+            sink.verified(number, layer, self.slices[slice].verified_memory());
         }
     }
 
@@ -357,12 +355,13 @@ impl ExtentReading {
         }
         let of_block = |block: &BlockReading| {
             let outcome = block.outcome;
-            BlockRead { outcome, memory: Vec::new(), copy: Vec::new() }
+            BlockRead { outcome, memory: Vec::new(), copy: Vec::new(), verified_slices: 0 }
         };
         let mut reads: Vec<_> = self.blocks.iter().map(of_block).collect();
         // Layer-major, so each block gets its layers lowest first.
         for (index, slice) in self.slices.into_iter().enumerate() {
             let read = &mut reads[index % self.blocks.len()];
+            read.verified_slices += u32::from(slice.outcome == Some(Ok(())));
             let (memory, copy) = slice.into_memory();
             read.memory.extend(memory);
             read.copy.extend(copy);

@@ -2,19 +2,19 @@
 
 mod extent_reading;
 mod header_cache;
-mod layer_progress;
 mod read_pump;
 mod reader;
 mod record_copy;
 mod salvage;
 mod slice_arrival;
+mod slice_sink;
 mod units;
 mod wanted;
 
 pub use header_cache::{HeaderCache, HeaderName, VerifiedHeader};
-pub use layer_progress::{LayerOutcome, LayerProgress};
 pub use reader::{BlocksRead, Reader, wait_for_all, wait_for_first};
 pub use record_copy::RecordMemory;
+pub use slice_sink::SliceSink;
 pub use wanted::{
     BlockOutcome, BlockRead, BlockTarget, ExtentRead, PlacedRecord, RecordRead, TrialFiles,
     WantedRecord,

@@ -1,6 +1,6 @@
 //! The requests of one read: submits them, and hands their bytes to the extents.
 
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dalsegno_core::Stopped;
@@ -30,7 +30,10 @@ pub(super) struct ReadPump<'a> {
     pub(super) pump: Pump<'a>,
     pub(super) readings: Vec<ExtentReading>,
     rules: PlanRules,
-    waiting: VecDeque<Chunk>,
+    /// Planned requests, in the order in which they are sent: by layer, if that is wanted, and as they were planned.
+    waiting: BTreeMap<(u32, u64), Chunk>,
+    planned: u64,
+    is_by_layer: bool,
     /// By tag.
     in_flight: Vec<Option<Chunk>>,
     /// Requests that failed and may be sent again.
@@ -40,9 +43,17 @@ pub(super) struct ReadPump<'a> {
 impl<'a> ReadPump<'a> {
     pub(super) fn new(parts: &'a ReadParts, call: &'a Call, count: usize) -> Self {
         let (pump, rules) = (Pump::new(&parts.io, call), parts.io.rules(!call.must_stage()));
-        let (waiting, in_flight, failed) = (VecDeque::new(), Vec::new(), Vec::new());
-        let readings = Vec::with_capacity(count);
-        Self { parts, pump, readings, rules, waiting, in_flight, failed }
+        Self {
+            parts,
+            pump,
+            readings: Vec::with_capacity(count),
+            rules,
+            waiting: BTreeMap::new(),
+            planned: 0,
+            is_by_layer: false,
+            in_flight: Vec::new(),
+            failed: Vec::new(),
+        }
     }
 
     /// Adds a record to be read.
@@ -55,16 +66,32 @@ impl<'a> ReadPump<'a> {
 
     /// Plans the requests that can be sent without waiting for others.
     pub(super) fn plan(&mut self) {
-        let mut payload = Vec::new();
+        let (mut headers, mut payload) = (Vec::new(), Vec::new());
         for reading in &mut self.readings {
             let requests = reading.plan(self.rules);
             if reading.needs_header() {
-                self.waiting.extend(requests);
+                headers.extend(requests);
             } else {
                 payload.extend(requests);
             }
         }
-        self.waiting.extend(payload);
+        self.enqueue(headers.into_iter().chain(payload));
+    }
+
+    /// Sends the requests for the first layer of all records first, and so on. Nothing was sent yet.
+    pub(super) fn order_by_layer(&mut self) {
+        self.is_by_layer = true;
+        let waiting = std::mem::take(&mut self.waiting);
+        self.enqueue(waiting.into_values());
+    }
+
+    fn enqueue(&mut self, requests: impl IntoIterator<Item = Chunk>) {
+        for chunk in requests {
+            let of_layer = || self.readings[chunk.record].first_layer_of(&chunk);
+            let layer = if self.is_by_layer { of_layer() } else { 0 };
+            self.waiting.insert((layer, self.planned), chunk);
+            self.planned += 1;
+        }
     }
 
     /// Sends what may be in flight, and takes what has arrived; returns whether everything that is planned was read or
@@ -104,7 +131,7 @@ impl<'a> ReadPump<'a> {
         let failed = std::mem::take(&mut self.failed);
         let waiting = std::mem::take(&mut self.waiting);
         let in_flight = std::mem::take(&mut self.in_flight).into_iter().flatten();
-        for chunk in failed.into_iter().chain(waiting).chain(in_flight) {
+        for chunk in failed.into_iter().chain(waiting.into_values()).chain(in_flight) {
             self.readings[chunk.record].fail(chunk, stopped.into());
         }
     }
@@ -115,14 +142,14 @@ impl<'a> ReadPump<'a> {
 
     /// Bytes of the staging buffer of the next request, 0 for none; `None` if no request may be sent now.
     fn next_staging(&self) -> Option<usize> {
-        let next = self.waiting.front().filter(|_| self.pump.can_submit())?;
+        let (_, next) = self.waiting.first_key_value().filter(|_| self.pump.can_submit())?;
         let first = next.pieces.first();
         let header = first.filter(|piece| piece.memory.is_none()).map(|piece| piece.len);
         Some(if next.direct { header.unwrap_or(0) } else { next.bytes })
     }
 
     pub(super) fn send_next(&mut self, staging: Option<Memory>) {
-        let next = self.waiting.pop_front().expect("the caller looked");
+        let (_, next) = self.waiting.pop_first().expect("the caller looked");
         let slot = self.in_flight.iter().position(Option::is_none);
         let slot = slot.unwrap_or(self.in_flight.len());
         if slot == self.in_flight.len() {
@@ -142,7 +169,7 @@ impl<'a> ReadPump<'a> {
         }
         self.arrive(done, completion.memory);
         let payload = self.readings[number].plan_payload(self.rules);
-        self.waiting.extend(payload);
+        self.enqueue(payload);
     }
 
     pub(super) fn submit(&mut self, mut chunk: Chunk, staging: Option<Memory>, tag: u64) -> Chunk {

@@ -13,12 +13,11 @@ use dalsegno_core::{Deadline, Nanos, Stopped};
 use dalsegno_io::{CANCEL_POLL, Call, Completion};
 
 use super::header_cache::{HeaderCache, HeaderName};
-use super::layer_progress::LayerProgress;
 use super::read_pump::{ReadParts, ReadPump};
 use super::salvage::salvage;
+use super::slice_sink::SliceSink;
 use super::wanted::{BlockRead, RecordRead, TrialFiles};
 use crate::compress::CodecPool;
-use crate::error::Cause;
 use crate::transfer::{LOOK, Pump, SourceIo};
 
 /// Reads the records of a source.
@@ -63,7 +62,7 @@ impl Reader {
         }
         pump.plan();
         let must_drain = lends && !call.must_stage();
-        BlocksRead { pump, must_drain, began, state: ReadState::Sending }
+        BlocksRead { pump, must_drain, began, state: ReadState::Sending, sink: None }
     }
 }
 
@@ -74,6 +73,7 @@ pub struct BlocksRead<'a> {
     must_drain: bool,
     began: Nanos,
     state: ReadState,
+    sink: Option<Arc<dyn SliceSink>>,
 }
 
 /// How far a read is.
@@ -87,23 +87,17 @@ enum ReadState {
     Ended(Nanos, Result<(), Stopped>),
 }
 
-impl Drop for BlocksRead<'_> {
-    /// Reports the layers as lost that have not ended, so that no thread waits for them forever.
-    fn drop(&mut self) {
-        self.pump.readings.iter_mut().for_each(|reading| reading.abandon(Cause::Cancelled));
-    }
-}
-
 impl BlocksRead<'_> {
-    /// Reports to `progress`, from now on, how slices end. Those that have ended are reported now.
+    /// Reports verified slices to `sink`, and reads layer by layer: first the lowest one of all records. To be called
+    /// before the first request is sent.
     ///
     /// # Panics
     ///
-    /// If a layer is read that `progress` does not have.
-    pub fn report_to(&mut self, progress: &Arc<LayerProgress>) {
-        for reading in &mut self.pump.readings {
-            reading.report_to(progress);
-        }
+    /// If it reports already.
+    pub fn report_to(&mut self, sink: &Arc<dyn SliceSink>) {
+        self.pump.readings.iter_mut().for_each(|reading| reading.report_to(sink));
+        self.pump.order_by_layer();
+        self.sink = Some(Arc::clone(sink));
     }
 
     /// Sends what may be in flight, and takes what has arrived. Does not wait.
@@ -111,6 +105,11 @@ impl BlocksRead<'_> {
         if self.state == ReadState::Sending && self.pump.advance() {
             self.state = ReadState::Completed(self.pump.parts.io.clock.now());
         }
+        self.flush();
+    }
+
+    fn flush(&self) {
+        self.sink.iter().for_each(|sink| sink.flush());
     }
 
     /// The time from the beginning to the last planned completion, or until now.
@@ -157,6 +156,7 @@ pub fn wait_for_first(reads: &mut [&mut BlocksRead<'_>]) {
     }
     let at = if let ReadState::Completed(at) = first.state { at } else { at };
     first.state = ReadState::Ended(at, end);
+    first.flush();
 }
 
 /// Waits for all of several reads of one call, in their order.

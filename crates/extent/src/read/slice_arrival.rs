@@ -86,6 +86,11 @@ impl SliceArrival {
         (self.summed == bytes).then_some(self.crc)
     }
 
+    /// The memory of a slice that was verified, in the order of its bytes.
+    pub(super) fn verified_memory(&mut self) -> &mut Vec<Memory> {
+        &mut self.memory
+    }
+
     /// Its memory and the memory of its copy, each in order.
     pub(super) fn into_memory(self) -> (impl Iterator<Item = Memory>, Vec<Memory>) {
         let read = self.memory.into_iter().chain(self.early.into_values());

@@ -66,6 +66,8 @@ pub struct PlacedRecord {
 pub struct BlockTarget {
     /// The block's index in the extent.
     pub block: u32,
+    /// The caller's own number of the block, for a [`SliceSink`](super::SliceSink).
+    pub number: u32,
     /// Memory for the wanted layers, lowest layer first, in any number of pieces.
     pub memory: Vec<Memory>,
     /// Whether a request may use the memory after the call ended. If so, a deadline needs no staging buffer.
@@ -88,6 +90,8 @@ pub struct BlockRead {
     pub memory: Vec<Memory>,
     /// The target's memory for a copy.
     pub copy: Vec<Memory>,
+    /// How many of its slices were verified, although the block may be no hit.
+    pub verified_slices: u32,
 }
 
 /// Files with which a reader finds out whether a device reads at all.
@@ -176,6 +180,6 @@ impl BlockTarget {
     /// The block as one that is not read.
     #[must_use]
     pub fn lost(self, cause: Cause) -> BlockRead {
-        BlockRead { outcome: Err(cause), memory: self.memory, copy: self.copy }
+        BlockRead { outcome: Err(cause), memory: self.memory, copy: self.copy, verified_slices: 0 }
     }
 }

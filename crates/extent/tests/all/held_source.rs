@@ -56,6 +56,13 @@ impl HeldSource {
         newest.map(|request| self.serve(request)).is_some()
     }
 
+    /// Serves the oldest request that waits; `false` if none does.
+    pub(crate) fn serve_oldest(&self) -> bool {
+        let oldest =
+            self.held.lock().as_mut().filter(|held| !held.is_empty()).map(|held| held.remove(0));
+        oldest.map(|request| self.serve(request)).is_some()
+    }
+
     /// Serves all requests from now on.
     pub(crate) fn go_on(&self) {
         let held = self.held.lock().take();
@@ -260,7 +267,7 @@ pub(crate) fn bytes_of(read: &BlockRead) -> Vec<u8> {
 
 pub(crate) fn target(block: u32) -> BlockTarget {
     let memory = vec![Memory::zeroed(LAYERS as usize * SLICE)];
-    BlockTarget { block, memory, outlives_call: true, copy: Vec::new() }
+    BlockTarget { block, number: block, memory, outlives_call: true, copy: Vec::new() }
 }
 
 fn pinned() -> PinnedFile {

@@ -2,6 +2,6 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod held_source;
-mod progress;
 mod records;
+mod sinks;
 mod waits;

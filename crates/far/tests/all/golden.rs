@@ -158,7 +158,7 @@ fn the_golden_files_are_read() {
     let of_tier: Arc<dyn Source> = Arc::clone(&member.tier) as Arc<dyn Source>;
     let reader = FarReader::new(Arc::new(io_of(of_tier, &clock)), member, 1 << 20);
     let memory = vec![Memory::zeroed(SLICE_BYTES as usize)];
-    let target = BlockTarget { block: 0, memory, outlives_call: true, copy: Vec::new() };
+    let target = BlockTarget { block: 0, number: 0, memory, outlives_call: true, copy: Vec::new() };
     let shape = FarShape { namespace: NAMESPACE, layout: layout(), layers: 0..1 };
     let wanted = [FarWanted { place, hash: hash(0) }];
     let read = reader.read(&shape, &wanted, vec![target], &Call::foreground()).remove(0);

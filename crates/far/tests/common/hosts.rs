@@ -243,7 +243,8 @@ impl Host {
         let Some(place) = self.index.find(NAMESPACE, &hash(block)) else { return false };
         let bytes = (SLICE_BYTES * LAYERS) as usize;
         let memory = vec![Memory::zeroed(bytes)];
-        let target = BlockTarget { block: 0, memory, outlives_call: true, copy: Vec::new() };
+        let target =
+            BlockTarget { block: 0, number: 0, memory, outlives_call: true, copy: Vec::new() };
         let shape = FarShape { namespace: NAMESPACE, layout: layout(), layers: 0..LAYERS };
         let wanted = [FarWanted { place, hash: hash(block) }];
         let read = self.reader.read(&shape, &wanted, vec![target], &Call::foreground()).remove(0);

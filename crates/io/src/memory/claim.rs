@@ -130,9 +130,21 @@ impl Filled {
     /// The bytes once more, for a device. The claim lasts until this memory is dropped, too.
     #[must_use]
     pub fn memory(&self) -> Memory {
+        self.part(0, self.len())
+    }
+
+    /// Some of the bytes once more: see [`Filled::memory`].
+    ///
+    /// # Panics
+    ///
+    /// If there are fewer bytes.
+    #[must_use]
+    pub fn part(&self, offset: usize, len: usize) -> Memory {
+        let fits = offset.checked_add(len).is_some_and(|end| end <= self.len());
+        assert!(fits, "{len} bytes at {offset} of {}", self.len());
         let owner: Arc<dyn Any + Send + Sync> = Arc::clone(&self.held) as _;
         // SAFETY: the owner keeps the range mapped and claimed. Nobody writes it while `held` lives (invariant 2).
-        unsafe { self.held.region.memory(self.held.range.start, self.len(), false, owner) }
+        unsafe { self.held.region.memory(self.held.range.start + offset, len, false, owner) }
     }
 
     /// Fills all pieces, in order, with the bytes starting at `offset`.

@@ -1,4 +1,4 @@
-//! Memory of six kinds.
+//! Memory of seven kinds.
 //!
 //! | module | what it holds | lifetime |
 //! |---|---|---|
@@ -10,6 +10,7 @@
 //! | `shared` | regions that other processes map, provided in parts | as their region |
 //! | `huge_pages` | huge pages for the files behind shared regions | as their region |
 //! | `buffer_pool` | aligned staging buffers for I/O, populated when the pool is created | one request |
+//! | `paged` | [`PagedMemory`] and [`PagedBlocks`]: the KV cache of an engine | until dropped |
 //! | `page_alloc` | large vectors of the on-disk index, each in its own mapping | until dropped |
 //!
 //! The buffer pool and the arena of blocks each divide one region. The page allocator maps and unmaps on demand.
@@ -23,6 +24,7 @@ mod handle;
 mod huge_pages;
 mod lent;
 mod page_alloc;
+mod paged;
 mod region;
 mod sealed;
 mod shared;
@@ -33,5 +35,6 @@ pub use self::claim::{Claim, Filled};
 pub use self::counters::Counters;
 pub use self::handle::{Lender, Memory, RegionId, RegionRange, copy_pieces, lend};
 pub use self::page_alloc::{PageAllocator, PageBuffer, PageVec};
+pub use self::paged::{PagePart, PageShape, PagedBlocks, PagedMemory};
 pub use self::region::{Access, Region, Touch};
 pub use self::sealed::SealedFile;

@@ -112,6 +112,7 @@ fn read(log: &Log, extent: &Extent, layer: u32, blocks: &[u32]) -> Vec<BlockOutc
         let targets = targets
             .map(|(block, bytes)| BlockTarget {
                 block: *block,
+                number: 0,
                 memory: vec![lender.exclusive(bytes)],
                 outlives_call: false,
                 copy: Vec::new(),

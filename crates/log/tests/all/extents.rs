@@ -280,6 +280,7 @@ impl Part {
         let targets =
             self.blocks.iter().zip(&mut self.buffers).map(|(block, buffer)| BlockTarget {
                 block: u32::try_from(*block).unwrap(),
+                number: 0,
                 memory: buffer.lend(lender),
                 outlives_call: false,
                 copy: Vec::new(),

@@ -193,6 +193,7 @@ fn opens_and_serves(golden: &Path, compression: Compression) -> Extent {
         let targets = targets
             .map(|(block, bytes)| BlockTarget {
                 block,
+                number: 0,
                 memory: vec![lender.exclusive(bytes)],
                 outlives_call: false,
                 copy: Vec::new(),

@@ -7,12 +7,14 @@ use std::time::Duration;
 use dalsegno_core::{ChainHash, Clock, Deadline, Error, ErrorKind, NamespaceId, Result};
 use dalsegno_io::{Call, Process, SystemClock};
 use dalsegno_store::{
-    Direction, Located, Put, PutOutcome, PutReport, Stats, Terms, Transfer, TransferLanes, forked,
+    Direction, GetReport, Located, Put, PutOutcome, PutReport, Scope, Stats, Terms, Transfer,
+    TransferLanes, forked,
 };
 use parking_lot::Mutex;
 
 use super::attachment::Attachment;
 use super::link::Link;
+use super::load::BlockLoad;
 use super::lost::Lost;
 use super::save::{self, Allocation};
 use super::submitted::SubmittedPuts;
@@ -180,6 +182,14 @@ impl Inner {
 impl Parts {
     pub(super) fn server(&self) -> std::result::Result<Arc<Attachment>, Lost> {
         self.link.server().ok_or(Lost::Away)
+    }
+
+    /// Gets blocks.
+    pub(super) fn run(&self, load: BlockLoad<'_>, scope: Scope, terms: &Terms) -> GetReport {
+        match self.server() {
+            Ok(server) => load.run(&server, scope, &terms.call(&self.clock)),
+            Err(lost) => load.lose(lost),
+        }
     }
 
     /// Asks about a namespace, or about none, without a deadline.

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{ChainHash, Clock, Error, Namespace, Result};
-use dalsegno_io::copy_pieces;
+use dalsegno_io::{Copier, CopySource, SliceCopy, copy_all};
 use dalsegno_store::{
-    Direction, GatheredBlocks, GatheredPut, LayerHost, LayerSpan, LayerWork, LayerWriter, Memory,
-    Terms, Transfer,
+    Direction, GatheredBlocks, GatheredLayer, GatheredPut, LayerHost, LayerSpan, LayerWork,
+    LayerWriter, Terms, Transfer, copied,
 };
 
 use super::inner::Inner;
@@ -55,10 +55,11 @@ pub(super) fn layer_writer(
 }
 
 impl GatheredBlocks for ClientBlocks {
-    fn fill(&mut self, block: usize, offset: usize, pieces: &[Memory]) -> Result<()> {
-        let mut memory = self.allocation.memory(block)?;
-        copy_pieces(pieces, &mut memory.as_mut_slice()[offset..]);
-        Ok(())
+    fn fill(&mut self, layer: GatheredLayer, copier: &dyn Copier) -> Result<()> {
+        let GatheredLayer { offset, bytes, slices } = layer;
+        let to = self.allocation.slices(offset, bytes)?.into_iter();
+        let copy = |(to, from)| SliceCopy::new(CopySource::Memory(from), vec![to]);
+        copied(copy_all(copier, to.zip(slices).map(copy).collect()))
     }
 
     fn put(self: Box<Self>, terms: &Terms) -> Result<GatheredPut> {
@@ -70,6 +71,10 @@ impl GatheredBlocks for ClientBlocks {
 impl LayerHost for Inner {
     fn enter(&self) -> Result<Arc<dyn Clock>> {
         Ok(Arc::new(self.enter()?.clock))
+    }
+
+    fn copier(&self) -> Arc<dyn Copier> {
+        self.parts().lanes.copier()
     }
 
     fn start(&self, work: LayerWork, timeout: Option<Duration>, refused: Error) -> Transfer<()> {

@@ -5,15 +5,18 @@
 
 use std::sync::Arc;
 
-use dalsegno_core::{ChainHash, Namespace};
+use dalsegno_core::{ChainHash, KvLayout, Namespace};
 use dalsegno_io::Call;
+use dalsegno_store::{Cause, GetReport, Outcome, PageTarget, PlaceCopies, Terms};
 
 use super::attachment::Attachment;
+use super::placed_blocks::ServedPlaces;
 use crate::wire::{self, MOST_HASHES, PlaceRow, Reply, Request, timeout_ns};
 
 /// Leading blocks of a chain in the pool of a server. Dropping it ends the lease.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct ServedLease {
+    layout: KvLayout,
     server: Option<Arc<Attachment>>,
     numbers: Vec<u64>,
     rows: Vec<PlaceRow>,
@@ -22,6 +25,19 @@ pub struct ServedLease {
 }
 
 impl ServedLease {
+    /// No blocks, of a server that is away.
+    pub(super) fn none(layout: KvLayout) -> Self {
+        let (numbers, rows) = (Vec::new(), Vec::new());
+        let block_bytes = usize::try_from(layout.block_bytes()).expect("64-bit addresses");
+        Self { layout, server: None, numbers, rows, block_bytes, is_truncated: false }
+    }
+
+    /// The shape of its blocks.
+    #[must_use]
+    pub fn layout(&self) -> KvLayout {
+        self.layout
+    }
+
     /// How many leading blocks of the chain it has.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -68,6 +84,30 @@ impl ServedLease {
     }
 }
 
+impl ServedLease {
+    /// Copies the first blocks to pages, and returns how each ended.
+    pub(super) fn copy_to(
+        &self,
+        pages: &Arc<PageTarget>,
+        count: usize,
+        terms: &Terms,
+    ) -> GetReport {
+        let lost = |cause| GetReport { outcomes: vec![Outcome::Lost(cause); count] };
+        let Some(server) = &self.server else { return lost(Cause::Recycled) };
+        let (numbers, rows): (Vec<usize>, _) = ((0..count).collect(), self.rows[..count].to_vec());
+        let places = ServedPlaces::new(server, &numbers, rows, self.block_bytes);
+        let (clock, copies) = (server.reach().clock(), PlaceCopies::start(places, pages));
+        let call = terms.call(clock);
+        let are_copied = copies.finish(&call, clock);
+        let cause = call.check(clock).err().map_or(Cause::Recycled, Cause::from);
+        if !pages.close() {
+            return lost(Cause::Device);
+        }
+        let outcome = |is_copied| if is_copied { Outcome::Dram } else { Outcome::Lost(cause) };
+        GetReport { outcomes: are_copied.into_iter().map(outcome).collect() }
+    }
+}
+
 impl Drop for ServedLease {
     fn drop(&mut self) {
         if let Some(server) = &self.server {
@@ -85,14 +125,9 @@ pub(super) fn lease(
     chain: &[ChainHash],
     call: &Call,
 ) -> ServedLease {
-    let block_bytes = usize::try_from(namespace.layout().block_bytes()).expect("64-bit addresses");
-    let mut lease = ServedLease {
-        server: Some(Arc::clone(server)),
-        numbers: Vec::new(),
-        rows: Vec::new(),
-        block_bytes,
-        is_truncated: false,
-    };
+    let mut lease = ServedLease::none(namespace.layout());
+    let block_bytes = lease.block_bytes;
+    lease.server = Some(Arc::clone(server));
     for part in chain.chunks(MOST_HASHES) {
         let Ok(left) = server.reach().left(call) else { break };
         let timeout_ns = timeout_ns(left);

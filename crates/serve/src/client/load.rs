@@ -2,31 +2,41 @@
 //!
 //! 1. A copy counts only if the place of its block was the same after the last byte.
 //! 2. The server keeps blocks for a copy as long as it takes, but only some at a time. So a large get has several
-//!    rounds, each of which ends its lease.
+//!    rounds, each of which ends its lease. A load has ready layers before its end only if it has one round.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
-use dalsegno_core::{ChainHash, Namespace, Result};
+use dalsegno_core::{ChainHash, Namespace};
 use dalsegno_io::Call;
-use dalsegno_store::{Cause, GetReport, Memory, Outcome, Scope, check_get};
+use dalsegno_store::{
+    Cause, GetReport, LoadProgress, Memory, Outcome, PageTarget, PlaceCopies, Scope,
+};
 
 use super::attachment::Attachment;
 use super::lost::Lost;
+use super::placed_blocks::ServedPlaces;
 use crate::wire::{self, MOST_HASHES, Malformed, PlaceRow, Reply, Request, timeout_ns};
 
 /// Bytes that are copied before the deadline is looked at again: a millisecond.
 const PART_BYTES: usize = 4 << 20;
 
 /// A get under way.
-pub(super) struct Load<'a> {
+pub(super) struct BlockLoad<'a> {
     namespace: &'a Namespace,
     chain: &'a [ChainHash],
-    out: Vec<Vec<Memory>>,
-    /// Where the wanted bytes start in a block.
-    from: usize,
+    to: Destination<'a>,
     outcomes: Vec<Outcome>,
     /// Positions in the chain that were not asked for yet, or that the server had no place for.
     pending: VecDeque<usize>,
+}
+
+/// Where blocks go.
+pub(super) enum Destination<'a> {
+    /// To memory of the caller; a load also has a progress.
+    Memory(Vec<Vec<Memory>>, Option<&'a LoadProgress>),
+    /// To pages of an engine, layer by layer.
+    Pages(Arc<PageTarget>),
 }
 
 /// What one answer says.
@@ -37,27 +47,19 @@ struct Round {
     rows: Vec<PlaceRow>,
 }
 
-impl<'a> Load<'a> {
-    /// Checks a request, as the store does.
-    ///
-    /// # Errors
-    ///
-    /// `Invalid`.
+impl<'a> BlockLoad<'a> {
+    /// A get of blocks whose sizes were checked.
     pub(super) fn new(
         namespace: &'a Namespace,
         chain: &'a [ChainHash],
-        out: Vec<Vec<Memory>>,
-        layer: Option<u32>,
-    ) -> Result<Self> {
-        let layout = namespace.layout();
-        let layers = check_get(layout, chain, &out, layer)?;
-        let from = layers.start as usize * layout.slice_bytes() as usize;
+        to: Destination<'a>,
+    ) -> Self {
         let outcomes = vec![Outcome::Absent; chain.len()];
-        Ok(Self { namespace, chain, out, from, outcomes, pending: (0..chain.len()).collect() })
+        Self { namespace, chain, to, outcomes, pending: (0..chain.len()).collect() }
     }
 
     /// Gets the blocks.
-    pub(super) fn run(mut self, server: &Attachment, scope: Scope, call: &Call) -> GetReport {
+    pub(super) fn run(mut self, server: &Arc<Attachment>, scope: Scope, call: &Call) -> GetReport {
         while !self.pending.is_empty() {
             let asked: Vec<usize> = self.pending.iter().take(MOST_HASHES).copied().collect();
             let round = match self.ask(server, scope, &asked, call) {
@@ -104,8 +106,25 @@ impl<'a> Load<'a> {
         round_of(&answer, asked.len()).map_err(|_| Lost::Away)
     }
 
-    /// Copies the hits of a round. If the call ends before the last one, those that were not copied stay pending.
+    /// Copies the hits of a round. If the call ends before the last one, those that were not copied are lost, and
+    /// nothing more is asked for.
     fn copy(
+        &mut self,
+        server: &Arc<Attachment>,
+        asked: &[usize],
+        round: &Round,
+        call: &Call,
+    ) -> std::result::Result<(), Lost> {
+        match &self.to {
+            Destination::Memory(..) => self.copy_to_memory(server, asked, round, call),
+            Destination::Pages(pages) => {
+                let pages = Arc::clone(pages);
+                self.copy_to_pages(server, &pages, asked, round, call)
+            }
+        }
+    }
+
+    fn copy_to_memory(
         &mut self,
         server: &Attachment,
         asked: &[usize],
@@ -139,9 +158,10 @@ impl<'a> Load<'a> {
         at: usize,
         call: &Call,
     ) -> std::result::Result<bool, Lost> {
-        let bytes = usize::try_from(self.namespace.layout().block_bytes());
-        let (bytes, mut from) = (bytes.expect("64-bit addresses"), self.from);
-        for mut rest in std::mem::take(&mut self.out[at]) {
+        let Destination::Memory(out, progress) = &mut self.to else { unreachable!("to memory") };
+        let bytes = block_bytes(self.namespace);
+        let mut from = 0;
+        for mut rest in std::mem::take(&mut out[at]) {
             while !rest.is_empty() {
                 server.reach().check(call)?;
                 let part = rest.split_to(rest.len().min(PART_BYTES));
@@ -152,7 +172,42 @@ impl<'a> Load<'a> {
                 from += len;
             }
         }
+        if let Some(progress) = progress {
+            progress.deliver_blocks(1);
+        }
         Ok(true)
+    }
+
+    fn copy_to_pages(
+        &mut self,
+        server: &Arc<Attachment>,
+        pages: &Arc<PageTarget>,
+        asked: &[usize],
+        round: &Round,
+        call: &Call,
+    ) -> std::result::Result<(), Lost> {
+        let bytes = block_bytes(self.namespace);
+        let found = || asked.iter().zip(&round.outcomes);
+        let hits = found().filter(|(_, outcome)| outcome.is_hit()).zip(&round.rows);
+        // What the server says is not trusted.
+        let is_inside = |row: &PlaceRow| server.arena().range(*row, bytes).is_some();
+        let (numbers, rows): (Vec<usize>, Vec<PlaceRow>) =
+            hits.filter(|(_, row)| is_inside(row)).map(|((at, _), row)| (*at, *row)).unzip();
+        let places = ServedPlaces::new(server, &numbers, rows, bytes);
+        let are_copied = PlaceCopies::start(places, pages).finish(call, server.reach().clock());
+        let ended = server.reach().check(call);
+        let cause = ended.as_ref().err().map_or(Cause::Recycled, |stopped| (*stopped).into());
+        let mut copied =
+            numbers.iter().zip(are_copied).filter(|(_, is_copied)| *is_copied).peekable();
+        for (at, outcome) in found() {
+            let is_copied = copied.next_if(|(number, _)| *number == at).is_some();
+            let is_lost = outcome.is_hit() && !is_copied;
+            self.outcomes[*at] = if is_lost { Outcome::Lost(cause) } else { *outcome };
+        }
+        ended.map_err(|stopped| {
+            self.pending.drain(..asked.len());
+            stopped.into()
+        })
     }
 
     /// Decides what is asked for next. `false` if nothing is.
@@ -173,6 +228,10 @@ impl<'a> Load<'a> {
         let goes_on = |outcome: &Outcome| outcome.is_hit() || hits > 0 && throttled(outcome);
         scope == Scope::Each || outcomes.iter().all(goes_on)
     }
+}
+
+fn block_bytes(namespace: &Namespace) -> usize {
+    usize::try_from(namespace.layout().block_bytes()).expect("64-bit addresses")
 }
 
 /// Reads an answer as a get of as many blocks as it says does. For fuzzing.

@@ -17,6 +17,7 @@ mod link;
 mod load;
 mod lost;
 mod namespaces;
+mod placed_blocks;
 mod places;
 mod reach;
 mod removals;
@@ -35,8 +36,9 @@ use std::time::Duration;
 use dalsegno_core::{ChainHash, ErrorKind, Namespace, NamespaceId, Result, StoreId};
 use dalsegno_io::{Executor, SystemClock};
 use dalsegno_store::{
-    Direction, GetReport, LayerSpan, LayerWriter, Located, Memory, Outcome, Put, PutOutcome,
-    PutReport, RegisterOptions, Scope, Terms, Transfer, TransferLanes, absolute, no_thread,
+    Cause, Direction, GetReport, LayerSpan, LayerWriter, Load, LoadProgress, LoadTarget, Located,
+    Memory, Outcome, PageTarget, PagedBlocks, Put, PutOutcome, PutReport, RegisterOptions, Scope,
+    Terms, Transfer, TransferLanes, absolute, check_get, check_pages, no_thread,
 };
 use parking_lot::Mutex;
 
@@ -48,8 +50,8 @@ pub use self::save::Allocation;
 
 use self::inner::{Inner, Parts, look};
 use self::link::Link;
-use self::load::Load;
 pub(crate) use self::load::understand;
+use self::load::{BlockLoad, Destination};
 use self::watch_lines::WatchLines;
 use crate::wire::{self, Look, MOST_HASHES, Reply, Request};
 
@@ -239,37 +241,72 @@ impl Client {
         scope: Scope,
         terms: &Terms,
     ) -> Result<GetReport> {
-        self.load(namespace, chain, out, None, scope, terms)
-    }
-
-    /// See [`Store::retrieve_layer`](dalsegno_store::Store::retrieve_layer).
-    pub fn retrieve_layer(
-        &self,
-        namespace: NamespaceId,
-        chain: &[ChainHash],
-        layer: u32,
-        out: Vec<Vec<Memory>>,
-        terms: &Terms,
-    ) -> Result<GetReport> {
-        self.load(namespace, chain, out, Some(layer), Scope::Prefix, terms)
-    }
-
-    fn load(
-        &self,
-        namespace: NamespaceId,
-        chain: &[ChainHash],
-        out: Vec<Vec<Memory>>,
-        layer: Option<u32>,
-        scope: Scope,
-        terms: &Terms,
-    ) -> Result<GetReport> {
         let parts = self.enter()?;
         let namespace = parts.link.namespace(namespace)?;
-        let load = Load::new(&namespace, chain, out, layer)?;
-        Ok(match parts.server() {
-            Ok(server) => load.run(&server, scope, &terms.call(&parts.clock)),
-            Err(lost) => load.lose(lost),
-        })
+        check_get(namespace.layout(), chain, &out)?;
+        let load = BlockLoad::new(&namespace, chain, Destination::Memory(out, None));
+        Ok(parts.run(load, scope, terms))
+    }
+
+    /// See [`Store::load`](dalsegno_store::Store::load). The server reads whole blocks: the layers of those that are
+    /// not in its pool become ready together.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` if a size disagrees with the namespace; `Closed`.
+    pub fn load(
+        &self,
+        namespace: NamespaceId,
+        chain: Vec<ChainHash>,
+        target: LoadTarget,
+        timeout: Option<Duration>,
+    ) -> Result<Load> {
+        let parts = self.enter()?;
+        let namespace = parts.link.namespace(namespace)?;
+        let layers = namespace.layout().layers();
+        target.check(namespace.layout(), &chain)?;
+        let (progress, end) = LoadProgress::begin(layers, chain.len());
+        let (refused, client) = (Ok(throttled(chain.len())), self.clone());
+        let transfer = self.inner.start(Direction::Load, timeout, refused, move |terms| {
+            let parts = client.enter()?;
+            let to = match target {
+                LoadTarget::Blocks(out) => Destination::Memory(out, Some(end.progress())),
+                LoadTarget::Pages(pages) => {
+                    Destination::Pages(PageTarget::new(pages, parts.lanes.copier(), end.progress()))
+                }
+            };
+            let pages = match &to {
+                Destination::Pages(pages) => Some(Arc::clone(pages)),
+                Destination::Memory(..) => None,
+            };
+            let report = parts.run(BlockLoad::new(&namespace, &chain, to), Scope::Prefix, terms);
+            let are_copied = pages.is_none_or(|pages| pages.close());
+            if are_copied { Ok(report) } else { Ok(lost(chain.len(), Cause::Device)) }
+        });
+        Ok(Load::new(transfer, progress, layers))
+    }
+
+    /// See [`Store::load_lease`](dalsegno_store::Store::load_lease). A block that the server has overwritten is a miss.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` if the lease has fewer blocks, or a size disagrees with its namespace; `Closed`.
+    pub fn load_lease(
+        &self,
+        lease: &Arc<ServedLease>,
+        pages: PagedBlocks,
+        timeout: Option<Duration>,
+    ) -> Result<Load> {
+        let (layout, count) = (lease.layout(), pages.len());
+        check_pages(layout, count.min(lease.len()), &pages)?;
+        let (progress, end) = LoadProgress::begin(layout.layers(), count);
+        let (refused, lease) = (Ok(throttled(count)), Arc::clone(lease));
+        let copier = self.enter()?.lanes.copier();
+        let transfer = self.inner.start(Direction::Load, timeout, refused, move |terms| {
+            let pages = PageTarget::new(pages, copier, end.progress());
+            Ok(lease.copy_to(&pages, count, terms))
+        });
+        Ok(Load::new(transfer, progress, layout.layers()))
     }
 
     /// See [`Store::lease`](dalsegno_store::Store::lease).
@@ -283,7 +320,7 @@ impl Client {
         let namespace = parts.link.namespace(namespace)?;
         Ok(match parts.server() {
             Ok(server) => lease::lease(&server, &namespace, chain, &terms.call(&parts.clock)),
-            Err(_) => ServedLease::default(),
+            Err(_) => ServedLease::none(namespace.layout()),
         })
     }
 
@@ -382,24 +419,12 @@ impl Client {
             client.get_batch(namespace, &chain, out, scope, terms)
         })
     }
-
-    /// See [`Store::submit_retrieve_layer`](dalsegno_store::Store::submit_retrieve_layer).
-    #[must_use]
-    pub fn submit_retrieve_layer(
-        &self,
-        namespace: NamespaceId,
-        chain: Vec<ChainHash>,
-        layer: u32,
-        out: Vec<Vec<Memory>>,
-        timeout: Option<Duration>,
-    ) -> Transfer<GetReport> {
-        let (refused, client) = (throttled(out.len()), self.clone());
-        self.inner.start(Direction::Load, timeout, Ok(refused), move |terms| {
-            client.retrieve_layer(namespace, &chain, layer, out, terms)
-        })
-    }
 }
 
 fn throttled(blocks: usize) -> GetReport {
-    GetReport { outcomes: vec![Outcome::Lost(dalsegno_store::Cause::Throttled); blocks] }
+    lost(blocks, Cause::Throttled)
+}
+
+fn lost(blocks: usize, cause: Cause) -> GetReport {
+    GetReport { outcomes: vec![Outcome::Lost(cause); blocks] }
 }

@@ -1,17 +1,18 @@
 //! The arena of a server: where its blocks lie, and whether its heart beats.
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use dalsegno_arena::{ArenaHeader, Stamp, UNIT_BYTES, is_current};
 use dalsegno_core::{Error, ErrorKind, Result};
-use dalsegno_io::{Access, Memory, Region};
+use dalsegno_io::{Access, CopySource, Memory, Region};
 
 use crate::wire::PlaceRow;
 
 /// The arena of a server, mapped for reading.
 #[derive(Debug)]
 pub(super) struct ServedArena {
-    region: Region,
+    region: Arc<Region>,
     header: ArenaHeader,
 }
 
@@ -31,7 +32,7 @@ impl ServedArena {
         })?;
         let header = header_of(&region)
             .filter(|header| header.epoch == epoch && header.arena_bytes() == region.bytes());
-        Ok(Self { header: header.ok_or_else(strange)?, region })
+        Ok(Self { header: header.ok_or_else(strange)?, region: Arc::new(region) })
     }
 
     /// Names the server: another one has another epoch.
@@ -67,6 +68,16 @@ impl ServedArena {
         let Some(offset) = self.offset(row, from, block_bytes - from) else { return false };
         self.region.copy_racing(offset, pieces);
         self.is_current(row, block_bytes)
+    }
+
+    /// Bytes of a block, from `from` on, for a copy. Whether the block is still in its place is asked afterwards.
+    ///
+    /// # Panics
+    ///
+    /// If they are not in the arena.
+    pub(super) fn source(&self, row: PlaceRow, from: usize, bytes: usize) -> CopySource {
+        let start = self.offset(row, from, bytes).expect("the caller asked for the range");
+        CopySource::Racing(Arc::clone(&self.region), start)
     }
 
     /// Whether a block is still in its place.

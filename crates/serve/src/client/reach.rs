@@ -201,6 +201,11 @@ impl Reach {
         call.left(&self.clock)
     }
 
+    /// The clock of this process.
+    pub(super) fn clock(&self) -> &SystemClock {
+        &self.clock
+    }
+
     /// Fails once a call has ended.
     pub(super) fn check(&self, call: &Call) -> std::result::Result<(), Stopped> {
         call.check(&self.clock)

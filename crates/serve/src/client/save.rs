@@ -38,7 +38,7 @@ impl Allocation {
         Ok(allocation)
     }
 
-    /// As [`Self::new`], but the system provides the memory of a block when [`Self::memory`] asks for it.
+    /// As [`Self::new`], but the system provides the memory of a block when [`Self::slices`] asks for it.
     pub(super) fn empty(namespace: &Namespace, count: usize) -> Result<Self> {
         let layout = namespace.layout();
         let bytes = block_bytes(layout).checked_mul(count).filter(|bytes| *bytes > 0);
@@ -78,13 +78,17 @@ impl Allocation {
         self.window.provide(end).map_err(|error| no_memory(self.layout, count, error))
     }
 
-    /// The memory of a block. Fails with `Unavailable` if the system cannot provide it.
-    pub(super) fn memory(&mut self, at: usize) -> Result<Memory> {
-        self.provide(at + 1)?;
-        let bytes = block_bytes(self.layout);
+    /// Some bytes of every block, from `offset` on. Fails with `Unavailable` if the system cannot provide the memory.
+    pub(super) fn slices(&mut self, offset: usize, bytes: usize) -> Result<Vec<Memory>> {
+        self.provide(self.count)?;
+        let block_bytes = block_bytes(self.layout);
         let mut all = self.claim.memory();
-        drop(all.split_to(at * bytes));
-        Ok(all.split_to(bytes))
+        let slice = |_| {
+            let mut block = all.split_to(block_bytes);
+            drop(block.split_to(offset));
+            block.split_to(bytes)
+        };
+        Ok((0..self.count).map(slice).collect())
     }
 
     /// How many blocks a commit of `chain` from `first` on has.

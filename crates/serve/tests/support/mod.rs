@@ -86,27 +86,17 @@ pub(crate) fn put(client: &Client, chain: &[ChainHash], first: usize) -> PutRepo
     })
 }
 
-pub(crate) fn get(
-    client: &Client,
-    chain: &[ChainHash],
-    scope: Scope,
-    layer: Option<u32>,
-) -> Vec<Option<Vec<u8>>> {
-    let bytes = if layer.is_some() { BLOCK / 2 } else { BLOCK };
-    let mut blocks = vec![vec![0; bytes]; chain.len()];
+pub(crate) fn get(client: &Client, chain: &[ChainHash], scope: Scope) -> Vec<Option<Vec<u8>>> {
+    let mut blocks = vec![vec![0; BLOCK]; chain.len()];
     let report = lend(|lender| {
         let out = blocks
             .iter_mut()
             .map(|block| {
-                let (head, tail) = block.split_at_mut(bytes / 3);
+                let (head, tail) = block.split_at_mut(BLOCK / 3);
                 vec![lender.exclusive(head), lender.exclusive(tail)]
             })
             .collect();
-        let (id, terms) = (namespace().id(), Terms::default());
-        match layer {
-            None => client.get_batch(id, chain, out, scope, &terms).unwrap(),
-            Some(layer) => client.retrieve_layer(id, chain, layer, out, &terms).unwrap(),
-        }
+        client.get_batch(namespace().id(), chain, out, scope, &Terms::default()).unwrap()
     });
     blocks
         .into_iter()

@@ -13,11 +13,12 @@ use std::time::Duration;
 use dalsegno_core::{
     ChainHash, Clock, DramAdmission, Error, ErrorKind, Namespace, NamespaceId, Result,
 };
-use dalsegno_io::{Memory, copy_pieces};
+use dalsegno_io::{Copier, CopySource, Memory, SliceCopy, copy_all, copy_pieces};
 
 use crate::api::door::{Door, Start};
 use crate::api::layer_writer::{
-    GatheredBlocks, GatheredPut, LayerHost, LayerSpan, LayerWork, LayerWriter,
+    GatheredBlocks, GatheredLayer, GatheredPut, LayerHost, LayerSpan, LayerWork, LayerWriter,
+    copied,
 };
 use crate::jobs::transfers::{Direction, Transfer, TransferLanes};
 use crate::put::report::PutOutcome;
@@ -39,6 +40,10 @@ pub(crate) struct StoreHost {
 impl LayerHost for StoreHost {
     fn enter(&self) -> Result<Arc<dyn Clock>> {
         Ok(Arc::clone(&self.door.enter()?.workers.clock))
+    }
+
+    fn copier(&self) -> Arc<dyn Copier> {
+        self.lanes.copier()
     }
 
     fn start(&self, work: LayerWork, timeout: Option<Duration>, refused: Error) -> Transfer<()> {
@@ -129,12 +134,19 @@ fn gather(
 }
 
 impl GatheredBlocks for StoreBlocks {
-    fn fill(&mut self, block: usize, offset: usize, pieces: &[Memory]) -> Result<()> {
-        match &mut self.blocks[block] {
-            GatheredBlock::Place(place) => place.fill(offset, pieces),
-            GatheredBlock::Heap(bytes) => copy_pieces(pieces, &mut bytes[offset..]),
+    fn fill(&mut self, layer: GatheredLayer, copier: &dyn Copier) -> Result<()> {
+        let GatheredLayer { offset, bytes, slices } = layer;
+        let mut batch = Vec::with_capacity(slices.len());
+        for (block, pieces) in self.blocks.iter_mut().zip(slices) {
+            match block {
+                GatheredBlock::Place(place) => {
+                    let to = vec![place.part(offset, bytes)];
+                    batch.push(SliceCopy::new(CopySource::Memory(pieces), to));
+                }
+                GatheredBlock::Heap(block) => copy_pieces(&pieces, &mut block[offset..]),
+            }
         }
-        Ok(())
+        copied(copy_all(copier, batch))
     }
 
     fn put(self: Box<Self>, terms: &Terms) -> Result<GatheredPut> {

@@ -10,13 +10,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{ChainHash, Clock, Error, ErrorKind, KvLayout, Result};
-use dalsegno_io::{Call, Memory};
+use dalsegno_io::{Call, Copier, Memory, PagedBlocks};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::error::to_error;
 use crate::jobs::transfers::Transfer;
 use crate::put::report::{PutOutcome, PutReport};
-use crate::sizes::check_blocks;
+use crate::sizes::{check_blocks, check_pages};
 use crate::terms::Terms;
 
 /// Which blocks of a chain a writer puts.
@@ -54,6 +54,9 @@ pub trait LayerHost: fmt::Debug + Send + Sync {
     /// Its clock. Fails with `Closed`, or `Unavailable` in a forked child.
     fn enter(&self) -> Result<Arc<dyn Clock>>;
 
+    /// What copies layers.
+    fn copier(&self) -> Arc<dyn Copier>;
+
     /// Starts work in the background; never waits. `refused` is the result if too much waits already.
     fn start(&self, work: LayerWork, timeout: Option<Duration>, refused: Error) -> Transfer<()>;
 }
@@ -63,11 +66,22 @@ pub type LayerWork = Box<dyn FnOnce(&Terms) -> Result<()> + Send>;
 
 /// The memory in which a put by layer gathers its blocks.
 pub trait GatheredBlocks: fmt::Debug + Send {
-    /// Copies pieces, in order, into block `block` from `offset` on. Fails with `Unavailable` if there is no memory.
-    fn fill(&mut self, block: usize, offset: usize, pieces: &[Memory]) -> Result<()>;
+    /// Copies one layer of all blocks. Fails with `Unavailable` if there is no memory.
+    fn fill(&mut self, layer: GatheredLayer, copier: &dyn Copier) -> Result<()>;
 
     /// Puts the blocks, once they are complete.
     fn put(self: Box<Self>, terms: &Terms) -> Result<GatheredPut>;
+}
+
+/// One layer of gathered blocks.
+#[derive(Debug)]
+pub struct GatheredLayer {
+    /// Where it starts in each block.
+    pub offset: usize,
+    /// Its bytes in each block.
+    pub bytes: usize,
+    /// For each block the bytes, in order.
+    pub slices: Vec<Vec<Memory>>,
 }
 
 /// How a put of gathered blocks ended. Neither counts blocks that were declined or removed, or that another put is
@@ -148,8 +162,6 @@ impl LayerWriter {
     ///
     /// `Invalid` for a wrong layer, count or size, or after the commit; `Unavailable` if the time was up first;
     /// `Closed`.
-    // By value, as all memory of callers: it is released when the layer is stored.
-    #[expect(clippy::needless_pass_by_value, reason = "the slices are released when it returns")]
     pub fn store_layer(&self, layer: u32, blocks: Vec<Vec<Memory>>, terms: &Terms) -> Result<()> {
         let clock = self.host.enter()?;
         let call = terms.call(clock.as_ref());
@@ -160,10 +172,7 @@ impl LayerWriter {
         let slice_bytes = self.layout.slice_bytes();
         check_blocks(&blocks, u64::from(slice_bytes))?;
         if layer >= self.layout.layers() {
-            let layers = self.layout.layers();
-            return Err(Error::invalid(format!(
-                "layer {layer} does not exist; the namespace has {layers}"
-            )));
+            return Err(no_layer(layer, self.layout.layers()));
         }
         let mut progress = self.lock(&call, clock.as_ref())?;
         let (gathered, layers) = match &mut *progress {
@@ -174,12 +183,28 @@ impl LayerWriter {
         if layers.contains(&layer) {
             return Err(Error::invalid(format!("layer {layer} was stored already")));
         }
-        for (block, pieces) in blocks.iter().enumerate() {
-            call.check(clock.as_ref()).map_err(|stopped| to_error(stopped.into()))?;
-            gathered.fill(block, layer as usize * slice_bytes as usize, pieces)?;
-        }
+        call.check(clock.as_ref()).map_err(|stopped| to_error(stopped.into()))?;
+        let bytes = slice_bytes as usize;
+        let filled = GatheredLayer { offset: layer as usize * bytes, bytes, slices: blocks };
+        gathered.fill(filled, self.host.copier().as_ref())?;
         layers.insert(layer);
         Ok(())
+    }
+
+    /// The slices of one layer in the pages of an engine, for [`LayerWriter::store_layer`]. `pages` are those of all
+    /// blocks of the writer.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` if the pages have another shape, or if the layer was taken before.
+    pub fn slices_of(&self, pages: &PagedBlocks, layer: u32) -> Result<Vec<Vec<Memory>>> {
+        check_pages(self.layout, self.count, pages)?;
+        if layer >= self.layout.layers() {
+            return Err(no_layer(layer, self.layout.layers()));
+        }
+        let slices = (0..self.count).map(|block| pages.take_slice(block, layer));
+        let taken = || Error::invalid(format!("layer {layer} of these pages was stored already"));
+        slices.collect::<Option<_>>().ok_or_else(taken)
     }
 
     /// Starts [`LayerWriter::store_layer`] in the background; never waits. A full queue gives a transfer that has ended
@@ -196,6 +221,17 @@ impl LayerWriter {
         let refused = Error::new(ErrorKind::Unavailable, message);
         let writer = self.clone();
         let work = move |terms: &Terms| writer.store_layer(layer, blocks, terms);
+        self.host.start(Box::new(work), timeout, refused)
+    }
+
+    /// Starts [`LayerWriter::commit`] in the background; never waits. A full queue gives a transfer that has ended with
+    /// an error: then the blocks may be committed again.
+    #[must_use]
+    pub fn submit_commit(&self, timeout: Option<Duration>) -> Transfer<()> {
+        let message = "too many transfers are waiting; wait for one of them and commit again";
+        let refused = Error::new(ErrorKind::Unavailable, message);
+        let writer = self.clone();
+        let work = move |terms: &Terms| writer.commit(terms).map(drop);
         self.host.start(Box::new(work), timeout, refused)
     }
 
@@ -253,6 +289,16 @@ impl LayerWriter {
             }
         }
     }
+}
+
+fn no_layer(layer: u32, layers: u32) -> Error {
+    Error::invalid(format!("layer {layer} does not exist; the namespace has {layers}"))
+}
+
+/// The result of copies, of which `is_copied` says whether they succeeded. Fails with `Unavailable`.
+pub fn copied(is_copied: bool) -> Result<()> {
+    let message = "a layer could not be copied; store it again";
+    if is_copied { Ok(()) } else { Err(Error::new(ErrorKind::Unavailable, message)) }
 }
 
 fn committed_already() -> Error {

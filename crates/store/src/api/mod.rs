@@ -3,6 +3,7 @@
 pub(crate) mod door;
 pub(crate) mod gathered;
 pub(crate) mod layer_writer;
+pub(crate) mod load;
 pub(crate) mod pool;
 pub(crate) mod removal_watch;
 pub(crate) mod store;

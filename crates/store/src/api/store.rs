@@ -4,17 +4,19 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{ChainHash, Config, Limits, Namespace, NamespaceId, Result, StoreId};
+use dalsegno_core::{ChainHash, Config, Error, Limits, Namespace, NamespaceId, Result, StoreId};
 use dalsegno_extent::Cause;
 use dalsegno_index::Scope;
-use dalsegno_io::Memory;
+use dalsegno_io::{Memory, PagedBlocks};
 
 use crate::api::door::Door;
 use crate::api::door::Start;
 use crate::api::gathered::{StoreHost, layer_writer};
 use crate::api::layer_writer::{LayerSpan, LayerWriter};
+use crate::api::load::{Load, LoadTarget};
 use crate::api::removal_watch::RemovalWatch;
 use crate::jobs::transfers::{Direction, Transfer, TransferLanes};
+use crate::load::progress::LoadProgress;
 use crate::lookup::locate::Located;
 use crate::namespaces::registrar::RegisterOptions;
 use crate::open::assemble::assemble;
@@ -23,7 +25,9 @@ use crate::put::report::{PutOutcome, PutReport};
 use crate::put::writer::{Put, PutOrigin};
 use crate::read::get_blocks::{GetRequest, get};
 use crate::read::lease::{Lease, lease};
+use crate::read::load::{LoadWork, copy_lease};
 use crate::read::outcome::{GetReport, Outcome};
+use crate::sizes::check_pages;
 use crate::stats::Stats;
 use crate::terms::Terms;
 
@@ -206,24 +210,7 @@ impl Store {
         scope: Scope,
         terms: &Terms,
     ) -> Result<GetReport> {
-        let request = GetRequest { chain, out, layer: None, scope };
-        get(&self.door.enter()?.loader, namespace, request, terms)
-    }
-
-    /// Fills `out[i]` with one layer of block `chain[i]`, up to the first miss.
-    ///
-    /// # Errors
-    ///
-    /// `Invalid` if the layer does not exist or a size is not the layout's slice size; `Closed`.
-    pub fn retrieve_layer(
-        &self,
-        namespace: NamespaceId,
-        chain: &[ChainHash],
-        layer: u32,
-        out: Vec<Vec<Memory>>,
-        terms: &Terms,
-    ) -> Result<GetReport> {
-        let request = GetRequest { chain, out, layer: Some(layer), scope: Scope::Prefix };
+        let request = GetRequest { chain, out, scope };
         get(&self.door.enter()?.loader, namespace, request, terms)
     }
 
@@ -413,40 +400,81 @@ impl Store {
         scope: Scope,
         timeout: Option<Duration>,
     ) -> Transfer<GetReport> {
-        self.submit_load(namespace, chain, out, None, scope, timeout)
-    }
-
-    /// Starts [`Store::retrieve_layer`] in the background; never waits. A full queue gives a transfer that has ended.
-    #[must_use]
-    pub fn submit_retrieve_layer(
-        &self,
-        namespace: NamespaceId,
-        chain: Vec<ChainHash>,
-        layer: u32,
-        out: Vec<Vec<Memory>>,
-        timeout: Option<Duration>,
-    ) -> Transfer<GetReport> {
-        self.submit_load(namespace, chain, out, Some(layer), Scope::Prefix, timeout)
-    }
-
-    fn submit_load(
-        &self,
-        namespace: NamespaceId,
-        chain: Vec<ChainHash>,
-        out: Vec<Vec<Memory>>,
-        layer: Option<u32>,
-        scope: Scope,
-        timeout: Option<Duration>,
-    ) -> Transfer<GetReport> {
-        let outcomes = vec![Outcome::Lost(Cause::Throttled); out.len()];
-        let door = Arc::clone(&self.door);
-        self.start(Direction::Load, timeout).run(Ok(GetReport { outcomes }), move |terms| {
-            let request = GetRequest { chain: &chain, out, layer, scope };
+        let (refused, door) = (Ok(throttled(out.len())), Arc::clone(&self.door));
+        self.start(Direction::Load, timeout).run(refused, move |terms| {
+            let request = GetRequest { chain: &chain, out, scope };
             get(&door.enter()?.loader, namespace, request, terms)
         })
+    }
+
+    /// Starts to load leading blocks of a chain; never waits. Layers become ready in their order while it runs, if one
+    /// round of the DRAM tier is enough for all blocks. A full queue gives a load that has ended.
+    ///
+    /// A layer that is ready stays as it is. The contents of the other layers, and of blocks that are no hits, are
+    /// undefined.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` if a size disagrees with the namespace, or if the load is to pages and there is no DRAM tier;
+    /// `Closed`.
+    pub fn load(
+        &self,
+        namespace: NamespaceId,
+        chain: Vec<ChainHash>,
+        target: LoadTarget,
+        timeout: Option<Duration>,
+    ) -> Result<Load> {
+        let store = self.door.enter()?;
+        let layout = store.registrar.namespaces.get(namespace)?.layout();
+        target.check(layout, &chain)?;
+        if matches!(target, LoadTarget::Pages(_)) && store.recent.dram.is_off() {
+            return Err(Error::invalid("a load to pages needs a DRAM tier; set `dram`"));
+        }
+        let (progress, end) = LoadProgress::begin(layout.layers(), chain.len());
+        let refused = Ok(throttled(chain.len()));
+        let (door, copier) = (Arc::clone(&self.door), self.transfers.copier());
+        let start = self.start(Direction::Load, timeout);
+        let transfer = start.run(refused, move |terms| {
+            let store = door.enter()?;
+            let work = LoadWork { namespace, chain, copier, end };
+            match target {
+                LoadTarget::Blocks(out) => work.into_blocks(&store.loader, out, terms),
+                LoadTarget::Pages(pages) => work.into_pages(&store.loader, pages, terms),
+            }
+        });
+        Ok(Load::new(transfer, progress, layout.layers()))
+    }
+
+    /// Starts to copy the first blocks of a lease into pages; never waits. As [`Store::load`], but nothing is read, so
+    /// only the terms can make a block a miss.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` if the lease has fewer blocks, or a size disagrees with its namespace; `Closed`.
+    pub fn load_lease(
+        &self,
+        lease: &Arc<Lease>,
+        pages: PagedBlocks,
+        timeout: Option<Duration>,
+    ) -> Result<Load> {
+        let layout = lease.layout();
+        check_pages(layout, pages.len().min(lease.len()), &pages)?;
+        let (progress, end) = LoadProgress::begin(layout.layers(), pages.len());
+        let refused = Ok(throttled(pages.len()));
+        let (door, copier) = (Arc::clone(&self.door), self.transfers.copier());
+        let (lease, start) = (Arc::clone(lease), self.start(Direction::Load, timeout));
+        let transfer = start.run(refused, move |terms| {
+            Ok(copy_lease(&door.enter()?.loader, &lease, pages, copier, &end, terms))
+        });
+        Ok(Load::new(transfer, progress, layout.layers()))
     }
 
     fn start(&self, direction: Direction, timeout: Option<Duration>) -> Start<'_> {
         Start { door: &self.door, lanes: &self.transfers, direction, timeout }
     }
+}
+
+/// The report of a get that was refused, because too many are queued.
+fn throttled(blocks: usize) -> GetReport {
+    GetReport { outcomes: vec![Outcome::Lost(Cause::Throttled); blocks] }
 }

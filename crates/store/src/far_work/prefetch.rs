@@ -84,6 +84,7 @@ impl PrefetchDuty {
             };
             let target = BlockTarget {
                 block: u32::from(place.block),
+                number: 0,
                 memory: vec![reserved.memory()],
                 outlives_call: true,
                 copy: Vec::new(),

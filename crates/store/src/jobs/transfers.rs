@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{Clock, Deadline, Error, ErrorKind, Result};
-use dalsegno_io::{Executor, JobLane, Process};
+use dalsegno_io::{Copier, CpuCopier, Executor, JobLane, Process};
 use parking_lot::{Condvar, Mutex};
 
 use crate::error::forked;
@@ -39,17 +39,26 @@ pub enum Direction {
 pub struct TransferLanes {
     loads: JobLane,
     stores: JobLane,
+    copier: Arc<CpuCopier>,
 }
 
 impl TransferLanes {
-    /// A lane for each direction, with up to `threads` threads and a queue of `queue` transfers each.
+    /// A lane for each direction, with up to `threads` threads and a queue of `queue` transfers each, and up to
+    /// `threads` threads that copy for them.
     ///
     /// # Errors
     ///
     /// The system's own if it refuses the first thread of a direction.
     pub fn start(executor: Executor, threads: u32, queue: u32) -> std::io::Result<Self> {
         let lane = |name| JobLane::start(name, executor, threads, queue as usize);
-        Ok(Self { loads: lane("dalsegno-load")?, stores: lane("dalsegno-store")? })
+        let copier = Arc::new(CpuCopier::start(executor, threads)?);
+        Ok(Self { loads: lane("dalsegno-load")?, stores: lane("dalsegno-store")?, copier })
+    }
+
+    /// What copies between places and the memory of an engine.
+    #[must_use]
+    pub fn copier(&self) -> Arc<dyn Copier> {
+        Arc::clone(&self.copier) as _
     }
 
     /// Queues work; never waits. If the direction's queue is full, the transfer has ended with `refused`, and is
@@ -94,6 +103,8 @@ impl TransferLanes {
         for lane in lanes {
             lane.join(deadline.remaining(clock.now()).unwrap_or_default());
         }
+        // Transfers use it until they end.
+        self.copier.stop(deadline.remaining(clock.now()).unwrap_or_default());
     }
 }
 

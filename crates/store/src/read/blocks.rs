@@ -4,6 +4,7 @@
 //!    another tier may read it.
 //! 2. A block whose memory did not come back is read by no other tier: a request may still use the memory.
 //! 3. Of several causes of a loss, the first one counts.
+//! 4. A block of which a load has delivered slices is read by no other tier.
 
 use std::sync::Arc;
 
@@ -84,12 +85,17 @@ impl GetBlock {
         self.lost.is_some()
     }
 
-    /// Serves it from DRAM. The caller gets the bytes from `first_byte` on.
-    pub(super) fn serve(&mut self, block: Arc<PlacedBlock>, first_byte: usize) {
+    /// Whether DRAM has served it.
+    pub(super) fn is_served_from_dram(&self) -> bool {
+        matches!(self.state, BlockState::Served(Outcome::Dram, _))
+    }
+
+    /// Serves it from DRAM.
+    pub(super) fn serve(&mut self, block: Arc<PlacedBlock>) {
         let leased = match self.take_wanted() {
             Wanted::Lease => Some(block),
             Wanted::Copy(mut memory) => {
-                block.copy_to(first_byte, &mut memory);
+                block.copy_to(0, &mut memory);
                 None
             }
             Wanted::Again(_) => unreachable!("DRAM is asked before a block is read"),
@@ -113,30 +119,45 @@ impl GetBlock {
         self.lost.get_or_insert(cause);
     }
 
-    /// Begins to read it as block `block` of an extent. A block to be leased is read into its place, others into the
-    /// place that DRAM `admits`: then the caller's memory gets a copy while the block arrives.
+    /// Loses a block that was served, because it did not get to the caller.
+    pub(super) fn lose_served(&mut self, cause: Cause) {
+        self.lose(cause);
+        self.state = BlockState::GivenUp;
+    }
+
+    /// Begins to read it as block `block` of an extent. `number` is its position in the get. A block to be leased is
+    /// read into its place, others into the place that DRAM `admits`: then the caller's memory gets a copy while the
+    /// block arrives.
     pub(super) fn begin_read(
         &mut self,
         block: u32,
+        number: usize,
         admits: impl FnOnce() -> Option<ReservedPlace>,
     ) -> BlockTarget {
+        let number = u32::try_from(number).expect("a call has fewer blocks");
+        let target = self.target(admits);
+        BlockTarget { block, number, ..target }
+    }
+
+    fn target(&mut self, admits: impl FnOnce() -> Option<ReservedPlace>) -> BlockTarget {
         match self.take_wanted() {
-            Wanted::Again(target) => BlockTarget { block, ..*target },
-            Wanted::Lease => self.in_place(block, Vec::new()),
+            Wanted::Again(target) => *target,
+            Wanted::Lease => self.in_place(Vec::new()),
             Wanted::Copy(memory) => {
                 let place = admits();
                 self.place = place.map(|place| Box::new(TargetPlace { place, is_leased: false }));
                 if self.place.is_some() {
-                    return self.in_place(block, memory);
+                    return self.in_place(memory);
                 }
-                BlockTarget { block, memory, outlives_call: false, copy: Vec::new() }
+                BlockTarget { block: 0, number: 0, memory, outlives_call: false, copy: Vec::new() }
             }
         }
     }
 
-    fn in_place(&mut self, block: u32, copy: Vec<Memory>) -> BlockTarget {
+    fn in_place(&mut self, copy: Vec<Memory>) -> BlockTarget {
         let target = self.place.as_mut().expect("reserved before it is read");
-        BlockTarget { block, memory: vec![target.place.memory()], outlives_call: true, copy }
+        let memory = vec![target.place.memory()];
+        BlockTarget { block: 0, number: 0, memory, outlives_call: true, copy }
     }
 
     /// Ends a read that was a hit.
@@ -158,13 +179,22 @@ impl GetBlock {
         ArrivedBlock::Placed(block)
     }
 
-    /// Ends a read that lost the block. It is wanted again if all `bytes` of its memory came back.
-    pub(super) fn take_back(&mut self, read: BlockRead, cause: Cause, bytes: usize) {
-        let BlockRead { memory, copy, .. } = read;
+    /// Ends a read that lost the block. It is wanted again if all `bytes` of its memory came back, and nobody
+    /// uses slices of it already: `is_delivered` says whether verified slices are used while others are read.
+    pub(super) fn take_back(
+        &mut self,
+        read: BlockRead,
+        cause: Cause,
+        bytes: usize,
+        is_delivered: bool,
+    ) {
+        let BlockRead { memory, copy, verified_slices, .. } = read;
         self.lose(cause);
-        self.state = if memory.iter().map(Memory::len).sum::<usize>() == bytes {
+        let is_used = is_delivered && verified_slices > 0;
+        let is_whole = memory.iter().map(Memory::len).sum::<usize>() == bytes;
+        self.state = if is_whole && !is_used {
             let outlives_call = self.place.is_some();
-            let target = BlockTarget { block: 0, memory, outlives_call, copy };
+            let target = BlockTarget { block: 0, number: 0, memory, outlives_call, copy };
             BlockState::Wanted(Wanted::Again(Box::new(target)))
         } else {
             BlockState::GivenUp
@@ -176,6 +206,14 @@ impl GetBlock {
         match &self.state {
             BlockState::Served(outcome, _) => *outcome,
             _ => self.lost.map_or(Outcome::Absent, Outcome::Lost),
+        }
+    }
+
+    /// The place of a block that is leased.
+    pub(super) fn leased(&self) -> Option<&Arc<PlacedBlock>> {
+        match &self.state {
+            BlockState::Served(_, leased) => leased.as_ref(),
+            _ => None,
         }
     }
 

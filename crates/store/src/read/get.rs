@@ -1,4 +1,4 @@
-//! Getting blocks, whole or by layer, in five phases: find, serve from DRAM, plan, read, settle.
+//! Getting blocks in five phases: find, serve from DRAM, plan, read, settle.
 //!
 //! 1. The index is asked first. DRAM serves the blocks that it holds, then the log is read. A block counts as a hit
 //!    only after every slice was verified.
@@ -11,6 +11,7 @@
 //!    no request has the block's memory.
 //! 6. A block is looked up once, for DRAM and the log together. It is looked up again only if its segment was recycled
 //!    between lookup and plan, or when it enters DRAM: then DRAM drops it if it was evicted meanwhile.
+//! 7. A load delivers slices while the call runs: see `delivery.rs`.
 
 use dalsegno_index::Scope;
 
@@ -19,6 +20,7 @@ use crate::read::get_call::GetCall;
 use crate::read::plan::{copies_of_lost, plan_far, plan_log};
 use crate::read::prefetched::PrefetchedBlocks;
 use crate::read::serve::serve_from_dram;
+use crate::read::served_blocks::ServedBlocks;
 use crate::read::settle::{settle_far, settle_log};
 use crate::read::tier_read::FarRead;
 
@@ -33,6 +35,8 @@ pub(super) fn run(
     let (finder, id) = (&get.tiers.finder, get.namespace.id());
     let mut found = finder.find_used(id, get.chain, scope, get.call.deadline);
     serve_from_dram(get, &found, &mut blocks);
+    let mut served = ServedBlocks::default();
+    served.deliver(get, &blocks);
     found.far.retain(|block| blocks[block.at].is_wanted());
     let prefetched = PrefetchedBlocks::take(get, &mut found.far);
     let mut far: Vec<FarRead<'_>> = plan_far(get, &found.far, &mut blocks).into_iter().collect();
@@ -42,5 +46,6 @@ pub(super) fn run(
     far.extend(plan_far(get, &copies_of_lost(get, &blocks), &mut blocks));
     FarRead::finish_all(far).for_each(|read| settle_far(get, read, &mut blocks));
     prefetched.finish(get, &mut blocks);
+    served.finish(get, &mut blocks);
     blocks
 }

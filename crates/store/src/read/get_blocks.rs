@@ -12,32 +12,29 @@ use crate::read::outcome::{GetReport, count};
 use crate::sizes::check_get;
 use crate::terms::Terms;
 
-/// A get: which blocks, which of their layers, and the memory for them.
+/// A get: which blocks, and the memory for them.
 pub(crate) struct GetRequest<'a> {
     pub(crate) chain: &'a [ChainHash],
     pub(crate) out: Vec<Vec<Memory>>,
-    /// None for all.
-    pub(crate) layer: Option<u32>,
     pub(crate) scope: Scope,
 }
 
-/// See [`Store::get_batch`](crate::Store::get_batch) and [`Store::retrieve_layer`](crate::Store::retrieve_layer).
+/// See [`Store::get_batch`](crate::Store::get_batch).
 pub(crate) fn get(
     loader: &Loader,
     namespace: NamespaceId,
     request: GetRequest<'_>,
     terms: &Terms,
 ) -> Result<GetReport> {
-    let GetRequest { chain, out, layer, scope } = request;
+    let GetRequest { chain, out, scope } = request;
     let namespace = loader.namespaces.get(namespace)?;
     let layout = namespace.layout();
-    let layers = check_get(layout, chain, &out, layer)?;
-    let bytes = u64::from(layers.end - layers.start) * u64::from(layout.slice_bytes());
+    check_get(layout, chain, &out)?;
     let call = terms.call(loader.tiers.clock.as_ref());
     let _in_progress = loader.reads.begin();
-    let wanted = GetCall::new(&loader.tiers, &namespace, chain, layers, &call);
+    let wanted = GetCall::new(&loader.tiers, &namespace, chain, &call, None);
     let blocks = get::run(&wanted, out.into_iter().map(GetBlock::to_copy), scope);
     let report = GetReport { outcomes: blocks.iter().map(GetBlock::outcome).collect() };
-    count(&loader.counters, &report, bytes);
+    count(&loader.counters, &report, layout.block_bytes());
     Ok(report)
 }

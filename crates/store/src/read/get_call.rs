@@ -1,12 +1,15 @@
 //! What one get asks for, and what its phases have in common.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{ChainHash, DramAdmission, Namespace};
+use dalsegno_extent::SliceSink;
 use dalsegno_io::Call;
 
 use crate::block_key::BlockKey;
+use crate::read::delivery::Delivery;
 use crate::read::loader::LoadTiers;
 use crate::state::arena::ReservedPlace;
 use crate::state::dram::Leaving;
@@ -19,8 +22,9 @@ pub(super) struct GetCall<'a> {
     pub(super) tiers: &'a LoadTiers,
     pub(super) namespace: &'a Namespace,
     pub(super) chain: &'a [ChainHash],
-    pub(super) layers: Range<u32>,
     pub(super) call: &'a Call,
+    /// Where slices go while the call runs; `None` if nobody waits for layers.
+    pub(super) delivery: Option<Arc<Delivery>>,
     /// From before the blocks are looked up.
     pub(super) mark: RemovalMark,
 }
@@ -30,34 +34,40 @@ impl<'a> GetCall<'a> {
         tiers: &'a LoadTiers,
         namespace: &'a Namespace,
         chain: &'a [ChainHash],
-        layers: Range<u32>,
         call: &'a Call,
+        delivery: Option<Delivery>,
     ) -> Self {
-        Self { tiers, namespace, chain, layers, call, mark: tiers.recent.removals.mark() }
+        let (delivery, mark) = (delivery.map(Arc::new), tiers.recent.removals.mark());
+        Self { tiers, namespace, chain, call, delivery, mark }
     }
 
     pub(super) fn key(&self, at: usize) -> BlockKey {
         (self.namespace.id(), self.chain[at])
     }
 
-    /// Bytes of the wanted layers of a block.
+    /// Bytes of a block.
     pub(super) fn block_bytes(&self) -> usize {
-        self.layers.len() * self.namespace.layout().slice_bytes() as usize
+        usize::try_from(self.namespace.layout().block_bytes()).expect("64-bit addresses")
     }
 
-    /// Offset of the first wanted byte in a block.
-    pub(super) fn first_byte(&self) -> usize {
-        self.layers.start as usize * self.namespace.layout().slice_bytes() as usize
+    /// The layers of a block: all are read.
+    pub(super) fn layers(&self) -> Range<u32> {
+        0..self.namespace.layout().layers()
     }
 
-    /// Whether whole blocks are read.
-    pub(super) fn is_whole(&self) -> bool {
-        self.layers.end - self.layers.start == self.namespace.layout().layers()
+    /// What receives verified slices.
+    pub(super) fn sink(&self) -> Option<Arc<dyn SliceSink>> {
+        self.delivery.as_ref().map(|delivery| Arc::clone(delivery) as _)
+    }
+
+    /// Waits until no copy uses a place that is being read into.
+    pub(super) fn wait_for_copies(&self) {
+        self.delivery.iter().for_each(|delivery| delivery.wait());
     }
 
     /// Whether DRAM admits the blocks that are read.
     pub(super) fn admits(&self) -> bool {
-        self.is_whole() && self.tiers.admission == DramAdmission::Get
+        self.tiers.admission == DramAdmission::Get
     }
 
     /// A place in DRAM for a block that is read and that DRAM admits.
@@ -67,8 +77,7 @@ impl<'a> GetCall<'a> {
 
     /// A place in DRAM for one block, if there is one.
     pub(super) fn place(&self, leaving: Leaving) -> Option<ReservedPlace> {
-        let bytes = usize::try_from(self.namespace.layout().block_bytes()).ok()?;
-        self.tiers.recent.dram.reserve(bytes, leaving)
+        self.tiers.recent.dram.reserve(self.block_bytes(), leaving)
     }
 
     pub(super) fn note_speed(&self, tier: BlockTier, blocks: usize, took: Duration) {

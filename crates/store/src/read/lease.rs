@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use dalsegno_arena::Stamp;
-use dalsegno_core::{ChainHash, Namespace, NamespaceId, Result};
+use dalsegno_core::{ChainHash, KvLayout, Namespace, NamespaceId, Result};
 use dalsegno_extent::Cause;
 use dalsegno_index::Scope;
 
@@ -38,6 +38,7 @@ use crate::terms::Terms;
 /// ```
 #[derive(Debug)]
 pub struct Lease {
+    layout: KvLayout,
     blocks: Vec<Arc<PlacedBlock>>,
     is_truncated: bool,
     _share: ByteShare,
@@ -52,6 +53,12 @@ impl Lease {
     #[must_use]
     pub fn len(&self) -> usize {
         self.blocks.len()
+    }
+
+    /// The shape of its blocks.
+    #[must_use]
+    pub fn layout(&self) -> KvLayout {
+        self.layout
     }
 
     /// Whether it has no blocks.
@@ -69,6 +76,11 @@ impl Lease {
     /// Where its blocks are in the arena, in order: see [`LeasedBlock::place`].
     pub fn places(&self) -> impl Iterator<Item = (u32, Stamp)> {
         self.blocks.iter().map(|block| block.at())
+    }
+
+    /// The first `count` blocks in their places.
+    pub(crate) fn placed(&self, count: usize) -> Vec<Arc<PlacedBlock>> {
+        self.blocks[..count].iter().map(Arc::clone).collect()
     }
 
     /// A block by its position in the chain.
@@ -129,7 +141,7 @@ fn find(
     let layout = namespace.layout();
     let call = terms.call(loader.tiers.clock.as_ref());
     let _in_progress = loader.reads.begin();
-    let wanted = GetCall::new(&loader.tiers, namespace, hashes, 0..layout.layers(), &call);
+    let wanted = GetCall::new(&loader.tiers, namespace, hashes, &call, None);
     let blocks = get::run(&wanted, hashes.iter().map(|_| GetBlock::to_lease()), scope);
     let report = GetReport { outcomes: blocks.iter().map(GetBlock::outcome).collect() };
     count(&loader.counters, &report, layout.block_bytes());
@@ -178,5 +190,5 @@ pub(crate) fn lease(
             loader.tiers.stored.index.probe(namespace.id(), std::slice::from_ref(hash), limit) == 1
         }),
     };
-    Ok(Lease { blocks, is_truncated, _share: share })
+    Ok(Lease { layout: namespace.layout(), blocks, is_truncated, _share: share })
 }

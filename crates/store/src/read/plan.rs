@@ -45,7 +45,11 @@ pub(super) fn plan_log<'a>(
     if reads.is_empty() {
         return None;
     }
-    Some(LogRead::new(runs, tiers.stored.log.begin_read(reads.into_iter(), get.call)))
+    let mut reading = tiers.stored.log.begin_read(reads.into_iter(), get.call);
+    if let Some(sink) = get.sink() {
+        reading.report_to(&sink);
+    }
+    Some(LogRead::new(runs, reading))
 }
 
 /// Plans to read blocks from the far location, if there are any that are still wanted.
@@ -60,12 +64,16 @@ pub(super) fn plan_far<'a>(
     let wanted = |block: &FarBlock| FarWanted { place: block.place, hash: get.chain[block.at] };
     let wanted: Vec<FarWanted> = found.iter().map(wanted).collect();
     let target = |FarBlock { at, place }: &FarBlock| {
-        blocks[*at].begin_read(u32::from(place.block), || get.admitted_place())
+        blocks[*at].begin_read(u32::from(place.block), *at, || get.admitted_place())
     };
     let targets = found.iter().map(target).collect();
     let (namespace, layout) = (get.namespace.id(), get.namespace.layout());
-    let shape = FarShape { namespace, layout, layers: get.layers.clone() };
-    Some(FarRead::begin(found, far.begin_read(shape, &wanted, targets, get.call)))
+    let shape = FarShape { namespace, layout, layers: get.layers() };
+    let mut reading = far.begin_read(shape, &wanted, targets, get.call);
+    if let Some(sink) = get.sink() {
+        reading.report_to(&sink);
+    }
+    Some(FarRead::begin(found, reading))
 }
 
 /// The copies at the far location of blocks that the log could not return, as long as the call has time left.
@@ -114,9 +122,10 @@ impl LogPlan {
 
 fn extent_read(get: &GetCall<'_>, run: &Run, blocks: &mut [GetBlock]) -> ExtentRead {
     let targets = (run.first_block..).zip(positions_of(run));
-    let targets =
-        targets.map(|(block, at)| blocks[at].begin_read(block, || get.admitted_place())).collect();
-    ExtentRead { extent: Arc::clone(&run.extent), layers: get.layers.clone(), targets }
+    let targets = targets
+        .map(|(block, at)| blocks[at].begin_read(block, at, || get.admitted_place()))
+        .collect();
+    ExtentRead { extent: Arc::clone(&run.extent), layers: get.layers(), targets }
 }
 
 /// Looks the blocks of a run up once more.

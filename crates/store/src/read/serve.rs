@@ -41,7 +41,7 @@ fn serve_near(get: &GetCall<'_>, runs: &[Run], blocks: &mut [GetBlock]) {
         let found = get.tiers.recent.dram.get(get.namespace.id(), hashes);
         for (at, block) in positions_of(run).zip(found) {
             if let Some(block) = block {
-                blocks[at].serve(block, get.first_byte());
+                blocks[at].serve(block);
             }
         }
     }
@@ -57,7 +57,7 @@ pub(super) fn serve_far(get: &GetCall<'_>, found: &[FarBlock], blocks: &mut [Get
     for (FarBlock { at, .. }, block) in found.iter().zip(held) {
         if let Some(block) = block {
             get.note_far_hit(*at, || HeldBlock::Placed(Arc::clone(&block)));
-            blocks[*at].serve(block, get.first_byte());
+            blocks[*at].serve(block);
         }
     }
 }

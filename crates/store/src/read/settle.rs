@@ -19,6 +19,7 @@ pub(super) fn settle_log(
     read: TierResults<(Run, Vec<BlockRead>)>,
     blocks: &mut [GetBlock],
 ) {
+    get.wait_for_copies();
     let (mut hits, mut failed) = (Vec::new(), Vec::new());
     for (run, reads) in read.parts {
         let mut damaged = Vec::new();
@@ -29,7 +30,7 @@ pub(super) fn settle_log(
                     arrive(get, at, blocks[at].arrive(Outcome::Log, read.memory));
                 }
                 Err(cause) => {
-                    blocks[at].take_back(read, cause, get.block_bytes());
+                    blocks[at].take_back(read, cause, get.block_bytes(), get.delivery.is_some());
                     if cause.is_damage() {
                         damaged.push((number, cause));
                     } else if cause == Cause::Device {
@@ -51,11 +52,12 @@ pub(super) fn settle_far(
     read: TierResults<(FarBlock, BlockRead)>,
     blocks: &mut [GetBlock],
 ) {
+    get.wait_for_copies();
     let hits = read.parts.iter().filter(|(_, read)| read.outcome.is_ok()).count();
     get.note_speed(BlockTier::Far, hits, read.took);
     for (FarBlock { at, .. }, read) in read.parts {
         if let Err(cause) = read.outcome {
-            blocks[at].take_back(read, cause, get.block_bytes());
+            blocks[at].take_back(read, cause, get.block_bytes(), get.delivery.is_some());
             continue;
         }
         if blocks[at].is_lost() {
@@ -63,10 +65,9 @@ pub(super) fn settle_far(
         }
         match arrive(get, at, blocks[at].arrive(Outcome::Far, read.memory)) {
             ArrivedBlock::Placed(block) => get.note_far_hit(at, || HeldBlock::Placed(block)),
-            ArrivedBlock::Copied(memory) if get.is_whole() => {
+            ArrivedBlock::Copied(memory) => {
                 get.note_far_hit(at, || HeldBlock::copy_of(&memory));
             }
-            ArrivedBlock::Copied(_) => {}
         }
     }
 }

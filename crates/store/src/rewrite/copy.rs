@@ -112,6 +112,7 @@ fn read_spots(log: &Log, row: &[&Extent], wanted: &[Spot], bytes: &mut [u8]) -> 
             });
             read.targets.push(BlockTarget {
                 block: *block,
+                number: 0,
                 memory: vec![lender.exclusive(memory)],
                 outlives_call: false,
                 copy: Vec::new(),

@@ -208,21 +208,23 @@ impl ReservedPlace {
         self.claim.memory()
     }
 
+    /// Some of the bytes, for writing: see [`Self::memory`].
+    ///
+    /// # Panics
+    ///
+    /// If there are fewer bytes, or memory of the place exists.
+    pub(crate) fn part(&mut self, offset: usize, bytes: usize) -> Memory {
+        let mut rest = self.claim.memory();
+        drop(rest.split_to(offset));
+        rest.split_to(bytes)
+    }
+
     /// Says that all bytes were written. Returns `None`, and gives the place up, if its memory still exists.
     pub(crate) fn complete(self) -> Option<PlacedBlock> {
         let filled = self.claim.fill().ok()?;
         let place = self.owned.place();
         let (start, stamp) = (place.start(), self.owned.arena.generations.complete(place));
         Some(PlacedBlock { filled, start, stamp, _owned: self.owned })
-    }
-
-    /// Copies the bytes of all pieces into the place, in order, from `offset` on.
-    ///
-    /// # Panics
-    ///
-    /// If the place is too small, or memory of it exists.
-    pub(crate) fn fill(&mut self, offset: usize, pieces: &[Memory]) {
-        copy_pieces(pieces, &mut self.memory().as_mut_slice()[offset..]);
     }
 
     /// Copies the bytes of all pieces into the place, in order.
@@ -233,7 +235,7 @@ impl ReservedPlace {
     pub(crate) fn copy_from(mut self, pieces: &[Memory]) -> PlacedBlock {
         let given: usize = pieces.iter().map(Memory::len).sum();
         assert_eq!(given, self.claim.len(), "as many bytes as were reserved");
-        self.fill(0, pieces);
+        copy_pieces(pieces, self.memory().as_mut_slice());
         self.complete().expect("no memory of it exists")
     }
 }
@@ -249,6 +251,15 @@ pub(crate) struct PlacedBlock {
 }
 
 impl PlacedBlock {
+    /// Some of the bytes once more, for a copy. The place lasts until this memory is dropped, too.
+    ///
+    /// # Panics
+    ///
+    /// If there are fewer bytes.
+    pub(crate) fn part(&self, offset: usize, bytes: usize) -> Memory {
+        self.filled.part(offset, bytes)
+    }
+
     /// Number of bytes.
     pub(crate) fn len(&self) -> usize {
         self.filled.len()

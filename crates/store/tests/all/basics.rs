@@ -113,17 +113,6 @@ fn each_layer_can_be_written_and_read_alone() {
         }
         assert_eq!(writer.commit(&Terms::default()).unwrap(), 5);
         assert_eq!(get(&store, ns, &chain, 4 * bytes, &Terms::default()), 5);
-        for layer in 0..4_u32 {
-            let mut out = vec![vec![0_u8; bytes]; 4];
-            let report = lend(|lender| {
-                let targets = out.iter_mut().map(|b| vec![lender.exclusive(b)]).collect();
-                store.retrieve_layer(ns, &chain[1..], layer, targets, &Terms::default()).unwrap()
-            });
-            assert_eq!(report.leading_blocks(), 4);
-            for (got, whole) in out.iter().zip(&blocks[1..]) {
-                assert_eq!(got[..], whole[layer as usize * bytes..][..bytes]);
-            }
-        }
         let again = store
             .layer_writer(ns, LayerSpan { chain: &chain, first: 0, count: 5 }, &Terms::default())
             .unwrap();

@@ -39,41 +39,25 @@ fn put(store: &Store, id: NamespaceId, chain: &[ChainHash], first: usize) -> Put
     })
 }
 
-/// Gets blocks, whole or one layer; checks every byte of every hit and returns how many lead.
-fn get(
-    store: &Store,
-    id: NamespaceId,
-    chain: &[ChainHash],
-    layer: Option<u32>,
-    terms: &Terms,
-) -> usize {
-    let range = match layer {
-        None => 0..BLOCK,
-        Some(layer) => (layer * SLICE) as usize..((layer + 1) * SLICE) as usize,
-    };
-    let mut out = vec![vec![0xee_u8; range.len()]; chain.len()];
+/// Gets blocks; checks every byte of every hit and returns how many lead.
+fn get(store: &Store, id: NamespaceId, chain: &[ChainHash], terms: &Terms) -> usize {
+    let mut out = vec![vec![0xee_u8; BLOCK]; chain.len()];
     let report = lend(|lender| {
         let targets = out.iter_mut().map(|b| vec![lender.exclusive(b)]).collect();
-        match layer {
-            None => store.get_batch(id, chain, targets, Scope::Prefix, terms),
-            Some(layer) => store.retrieve_layer(id, chain, layer, targets, terms),
-        }
-        .unwrap()
+        store.get_batch(id, chain, targets, Scope::Prefix, terms).unwrap()
     });
     for ((hash, bytes), outcome) in chain.iter().zip(&out).zip(&report.outcomes) {
-        assert!(!outcome.is_hit() || *bytes == block(*hash)[range.clone()], "{hash}");
+        assert!(!outcome.is_hit() || *bytes == block(*hash), "{hash}");
     }
     report.leading_blocks()
 }
 
 fn check(store: &Store, id: NamespaceId, chain: &[ChainHash]) {
     let within = Terms::within(Duration::from_secs(20));
-    assert_eq!(get(store, id, chain, None, &Terms::default()), chain.len());
-    assert_eq!(get(store, id, chain, None, &within), chain.len());
-    assert_eq!(get(store, id, chain, Some(LAYERS - 1), &Terms::default()), chain.len());
+    assert_eq!(get(store, id, chain, &Terms::default()), chain.len());
+    assert_eq!(get(store, id, chain, &within), chain.len());
     let middle = &chain[chain.len() / 3..chain.len() / 2];
-    assert_eq!(get(store, id, middle, None, &Terms::default()), middle.len());
-    assert_eq!(get(store, id, middle, Some(0), &within), middle.len());
+    assert_eq!(get(store, id, middle, &Terms::default()), middle.len());
 }
 
 /// The bytes that the blocks take on disk, and their size.
@@ -165,8 +149,8 @@ fn a_damaged_unit_is_a_miss_with_its_cause_and_can_be_put_again() {
     assert_eq!(verify(dir.path(), &|_, _| ()).unwrap().findings.len(), 1);
     let store = support::open(dir.path(), &config);
     store.register(&namespace(), RegisterOptions::default()).unwrap();
-    assert_eq!(get(&store, id, &chain, Some(0), &Terms::default()), 60);
-    assert!(get(&store, id, &chain, None, &Terms::default()) < 60);
+
+    assert!(get(&store, id, &chain, &Terms::default()) < 60);
     let stats = store.stats();
     // A unit holds slices of eight blocks: 64 KiB.
     assert!((1..=8).contains(&stats.quarantined_blocks), "{stats:?}");
@@ -191,7 +175,7 @@ fn a_compressed_store_holds_more_blocks_and_relocates_them() {
             put(&store, id, &favourite, 0);
             for name in 0..120 {
                 put(&store, id, &chain(name, 10), 0);
-                assert_eq!(get(&store, id, &favourite, None, &Terms::default()), 10, "{name}");
+                assert_eq!(get(&store, id, &favourite, &Terms::default()), 10, "{name}");
             }
             let stats = store.stats();
             assert!(stats.log.segments_recycled > 5 && stats.relocated_bytes > 0, "{stats:?}");
@@ -200,7 +184,7 @@ fn a_compressed_store_holds_more_blocks_and_relocates_them() {
                 assert_eq!(stats.log.transfers.codec.encoded_bytes, stats.put_bytes, "{stats:?}");
             }
             for name in 0..120 {
-                get(&store, id, &chain(name, 10), None, &Terms::default());
+                get(&store, id, &chain(name, 10), &Terms::default());
             }
             held.push(stats.blocks);
             store.close();

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::support::{block, chain, config, get, namespace, open, put};
 use dalsegno_store::{
-    ChainHash, Config, DramAdmission, ErrorKind, LayerSpan, LayerWriter, Memory, NamespaceId,
-    Store, Terms, Transfer, TransferState, lend,
+    ChainHash, Config, DramAdmission, ErrorKind, LayerOutcome, LayerSpan, LayerWriter, LoadTarget,
+    Memory, NamespaceId, Store, Terms, Transfer, TransferState, lend,
 };
 
 const LAYERS: u32 = 3;
@@ -53,19 +53,17 @@ fn layers_are_stored_and_retrieved_as_transfers() {
         assert_eq!(store.probe(ns, &chain).unwrap(), 0);
         assert_eq!(writer.commit(&Terms::default()).unwrap(), 4);
         assert_eq!(get(&store, ns, &chain, bytes, &Terms::default()), 4);
-        for layer in 0..LAYERS {
-            let mut out = vec![vec![0_u8; SLICE]; 4];
-            let report = lend(|lender| {
-                let targets = out.iter_mut().map(|slice| vec![lender.exclusive(slice)]).collect();
-                let chain = chain.clone();
-                end(&store.submit_retrieve_layer(ns, chain, layer, targets, timeout)).unwrap()
-            });
-            assert_eq!(report.leading_blocks(), 4);
-            let at = layer as usize * SLICE;
-            for (got, whole) in out.iter().zip(&blocks) {
-                assert_eq!(got[..], whole[at..at + SLICE]);
+        let mut out = vec![vec![0_u8; bytes]; 4];
+        lend(|lender| {
+            let targets = out.iter_mut().map(|block| vec![lender.exclusive(block)]).collect();
+            let target = LoadTarget::Blocks(targets);
+            let load = store.load(ns, chain.clone(), target, timeout).unwrap();
+            for layer in 0..LAYERS {
+                assert_eq!(load.layers.wait(layer, None).unwrap(), Some(LayerOutcome::Ready));
             }
-        }
+            assert_eq!(end(&load.transfer).unwrap().leading_blocks(), 4);
+        });
+        assert_eq!(out, blocks);
     }
 }
 

@@ -21,6 +21,7 @@ mod hanging_removals;
 mod held_tier;
 mod index_files;
 mod layers;
+mod loads;
 mod lost_parts;
 mod merging;
 mod namespaces;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::support::{Setup, block, chain, get, namespace, open_with, put, setups, soon};
 use dalsegno_store::testing::MergeRules;
 use dalsegno_store::{
-    ChainHash, Config, Durability, MergeStats, NamespaceId, Scope, Store, Terms, lend, list,
+    Config, Durability, MergeStats, NamespaceId, Scope, Store, Terms, lend, list,
 };
 
 const LAYERS: u32 = 2;
@@ -46,20 +46,6 @@ fn check_all(store: &Store, ns: NamespaceId, names: std::ops::Range<u64>, blocks
         let middle = &hashes[blocks / 3..blocks / 2];
         let terms = Terms::within(Duration::from_secs(20));
         assert_eq!(get(store, ns, middle, BLOCK, &terms), middle.len());
-        check_layer(store, ns, &hashes);
-    }
-}
-
-fn check_layer(store: &Store, ns: NamespaceId, hashes: &[ChainHash]) {
-    let layer = LAYERS - 1;
-    let mut out = vec![vec![0_u8; SLICE as usize]; hashes.len()];
-    let report = lend(|lender| {
-        let targets = out.iter_mut().map(|slice| vec![lender.exclusive(slice)]).collect();
-        store.retrieve_layer(ns, hashes, layer, targets, &Terms::default()).unwrap()
-    });
-    assert_eq!(report.leading_blocks(), hashes.len());
-    for (hash, slice) in hashes.iter().zip(&out) {
-        assert!(*slice == block(*hash, BLOCK)[(layer * SLICE) as usize..], "{hash}");
     }
 }
 

@@ -159,8 +159,10 @@ def test_a_timeout_of_zero_is_a_miss_and_never_an_error(
     fill(namespace, 2)
     assert namespace.get_batch(chain(2), buffers(2), timeout_s=timeout_s) == 0
     assert namespace.get_each(chain(2), buffers(2), timeout_s=timeout_s) == [False, False]
-    halves = [bytearray(MIB // 2) for _ in range(2)]
-    assert namespace.retrieve_layer(chain(2), 0, halves, timeout_s=timeout_s) == 0
+    load = namespace.load(chain(2), buffers(2), timeout_s=timeout_s)
+    assert load.wait_layer(0, timeout_s=60) is False
+    assert load.wait(60)
+    assert load.result() == 0
     report = namespace.put_batch(chain(2, "b"), [bytes(MIB)] * 2, timeout_s=timeout_s)
     assert (report.kept, report.failed) == ([False, False], 2)
     for transfer in (
@@ -277,17 +279,17 @@ def test_layers_are_stored_and_loaded_in_the_background(namespace: dalsegno.Name
         assert transfer.done()
         results: list[object] = [transfer.result(), transfer.result()]
         assert results == [None, None]
-    assert writer.commit(timeout_s=60) == 3
-    for layer in range(2):
-        out = [bytearray(MIB // 2) for _ in range(4)]
-        got = namespace.submit_retrieve_layer([*chain(3), *chain(1, "no")], layer, out)
-        assert got.wait(60)
-        assert got.result() == [True, True, True, False]
-        assert out[:3] == halves[layer]
-    wrong = namespace.submit_retrieve_layer(chain(1), 2, [bytearray(MIB // 2)])
-    assert wrong.wait(60)
-    with pytest.raises(dalsegno.InvalidError, match="layer 2"):
-        wrong.result()
+    commit = writer.submit_commit(timeout_s=60)
+    assert commit.wait(60)
+    committed: object = commit.result()
+    assert committed is None
+    out = buffers(4)
+    load = namespace.load([*chain(3), *chain(1, "no")], out)
+    assert load.wait_layer(1, timeout_s=60) is False, "the last block lacks it"
+    assert (load.wait(60), load.result()) == (True, 3)
+    assert out[:3] == [b"".join(pair) for pair in zip(*halves, strict=True)]
+    with pytest.raises(dalsegno.InvalidError, match="layer 2 does not exist"):
+        load.layer_ready(2)
 
 
 def test_a_layer_that_fails_in_the_background_reports_its_error_and_may_be_stored_again(

@@ -1,0 +1,357 @@
+//! The KV cache of an engine: a buffer of pages for each layer, and which pages hold which blocks.
+//!
+//! 1. All bytes of all pages are inside the buffers, and no two pages overlap. Both are checked when the memory is
+//!    described.
+//! 2. A page belongs to at most one [`PagedBlocks`] at a time, and each slice of it is taken at most once. So pieces of
+//!    memory never overlap.
+//! 3. A page is free again when its [`PagedBlocks`] and all memory that was taken of it are gone.
+
+use std::any::Any;
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use dalsegno_core::{Error, Result};
+use parking_lot::Mutex;
+
+use super::handle::Memory;
+use crate::Process;
+
+/// Where the bytes of a page are in the buffer of a layer. All layers have the same shape.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PageShape {
+    /// Bytes from the start of a page to the start of the next one.
+    pub stride: usize,
+    /// The bytes of a page, in the order in which a slice has them: one part, or keys and values apart.
+    pub parts: Vec<PagePart>,
+    /// Pages that hold one block of a chain.
+    pub pages_per_block: usize,
+}
+
+/// A contiguous range of each page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PagePart {
+    /// Offset in the buffer of the range of page 0.
+    pub offset: usize,
+    /// Number of bytes.
+    pub bytes: usize,
+}
+
+/// The memory of an engine, described once. The engine keeps using it.
+pub struct PagedMemory {
+    layers: Vec<NonNull<u8>>,
+    shape: PageShape,
+    /// For each page whether it belongs to some [`PagedBlocks`].
+    used: Mutex<Vec<bool>>,
+    process: Process,
+    /// Never read. Keeps the buffers.
+    _owner: Arc<dyn Any + Send + Sync>,
+}
+
+// SAFETY: the buffers are plain memory that `_owner` keeps, for any thread. Access is ruled by invariant 2.
+unsafe impl Send for PagedMemory {}
+// SAFETY: as above; `&PagedMemory` gives no access by itself.
+unsafe impl Sync for PagedMemory {}
+
+/// Blocks of a chain in pages of an engine. Nobody else has their memory.
+pub struct PagedBlocks {
+    pages: Arc<UsedPages>,
+}
+
+/// The pages of some blocks, in use until this is dropped.
+struct UsedPages {
+    memory: Arc<PagedMemory>,
+    /// The pages of each block, one block after the other.
+    table: Vec<u32>,
+    /// For each slice, layer-major, whether its memory was taken.
+    taken: Mutex<Vec<bool>>,
+}
+
+impl PageShape {
+    /// Bytes of one layer of one block.
+    #[must_use]
+    pub fn slice_bytes(&self) -> usize {
+        self.pages_per_block * self.parts.iter().map(|part| part.bytes).sum::<usize>()
+    }
+
+    /// Checks that `pages` pages are inside `buffer_bytes` bytes and do not overlap (invariant 1).
+    fn check(&self, pages: usize, buffer_bytes: usize) -> Result<()> {
+        if self.pages_per_block == 0 || self.parts.is_empty() {
+            return Err(Error::invalid("a block needs at least one page, and a page one part"));
+        }
+        let before_last = pages.saturating_sub(1).checked_mul(self.stride);
+        for PagePart { offset, bytes } in &self.parts {
+            let end = before_last.and_then(|last| last.checked_add(*offset)?.checked_add(*bytes));
+            if *bytes == 0 || end.is_none_or(|end| end > buffer_bytes) {
+                let stride = self.stride;
+                return Err(Error::invalid(format!(
+                    "{bytes} bytes at {offset} of each of {pages} pages, {stride} bytes apart, are \
+                     not in a buffer of {buffer_bytes} bytes"
+                )));
+            }
+        }
+        let mut parts = self.parts.clone();
+        parts.sort_unstable_by_key(|part| part.offset);
+        for (at, part) in parts.iter().enumerate() {
+            let others = parts[at + 1..].iter();
+            if part.bytes > self.stride
+                || others.into_iter().any(|other| self.overlap(pages, part, other))
+            {
+                return Err(Error::invalid(format!(
+                    "the {} bytes at {} of each page overlap with those of another page, {} bytes away",
+                    part.bytes, part.offset, self.stride
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether two parts of any pages overlap; `second` begins behind `first` or at the same byte.
+    fn overlap(&self, pages: usize, first: &PagePart, second: &PagePart) -> bool {
+        let apart = second.offset - first.offset;
+        if apart >= pages.saturating_sub(1) * self.stride + first.bytes {
+            return false;
+        }
+        let within = apart % self.stride;
+        within < first.bytes || within + second.bytes > self.stride
+    }
+}
+
+impl PagedMemory {
+    /// Describes a KV cache of `pages` pages: one buffer of `buffer_bytes` bytes for each layer.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` if there is no layer, or if the pages are not inside the buffers or overlap.
+    ///
+    /// # Safety
+    ///
+    /// `owner` keeps every buffer valid for reads and writes, and buffers of two layers do not overlap. From the moment
+    /// when [`PagedMemory::blocks`] gives pages until the last memory of them is dropped, nobody else writes these
+    /// pages, and nobody else reads those that are written.
+    pub unsafe fn new(
+        layers: Vec<NonNull<u8>>,
+        buffer_bytes: usize,
+        pages: usize,
+        shape: PageShape,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> Result<Self> {
+        if layers.is_empty() || pages == 0 {
+            return Err(Error::invalid("a KV cache needs at least one layer and one page"));
+        }
+        shape.check(pages, buffer_bytes)?;
+        let (used, process) = (Mutex::new(vec![false; pages]), Process::this());
+        Ok(Self { layers, shape, used, process, _owner: owner })
+    }
+
+    /// Pages of zeros in memory of its own, to be read through [`PagedBlocks::take_slice`]. For programs without an
+    /// engine.
+    ///
+    /// # Errors
+    ///
+    /// As [`PagedMemory::new`].
+    pub fn zeroed(
+        layers: usize,
+        buffer_bytes: usize,
+        pages: usize,
+        shape: PageShape,
+    ) -> Result<Arc<Self>> {
+        let mut buffers: Vec<Memory> = (0..layers).map(|_| Memory::zeroed(buffer_bytes)).collect();
+        let start = |buffer: &mut Memory| NonNull::from(buffer.as_mut_slice()).cast();
+        let starts = buffers.iter_mut().map(start).collect();
+        // SAFETY: the owner keeps the buffers, which do not overlap, and gives nobody access to them.
+        unsafe { Self::new(starts, buffer_bytes, pages, shape, Arc::new(buffers)) }.map(Arc::new)
+    }
+
+    /// Number of layers.
+    #[must_use]
+    pub fn layers(&self) -> usize {
+        self.layers.len()
+    }
+
+    /// The shape of its pages.
+    #[must_use]
+    pub fn shape(&self) -> &PageShape {
+        &self.shape
+    }
+
+    /// The blocks whose pages `table` lists, one block after the other. Their pages are in use until the blocks and all
+    /// memory of them are gone.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` if a page does not exist, is in use or is listed twice, or if the last block has too few pages.
+    pub fn blocks(self: &Arc<Self>, table: Vec<u32>) -> Result<PagedBlocks> {
+        let per_block = self.shape.pages_per_block;
+        if !table.len().is_multiple_of(per_block) {
+            let count = table.len();
+            return Err(Error::invalid(format!("{count} pages, but each block has {per_block}")));
+        }
+        let mut used = self.used.lock();
+        for (at, page) in table.iter().enumerate() {
+            let fault = match used.get_mut(*page as usize) {
+                None => "does not exist",
+                Some(true) => "is listed twice, or another load or store uses it",
+                Some(is_used) => {
+                    *is_used = true;
+                    continue;
+                }
+            };
+            table[..at].iter().for_each(|page| used[*page as usize] = false);
+            return Err(Error::invalid(format!("page {page} {fault}")));
+        }
+        drop(used);
+        let taken = Mutex::new(vec![false; table.len() / per_block * self.layers.len()]);
+        Ok(PagedBlocks { pages: Arc::new(UsedPages { memory: Arc::clone(self), table, taken }) })
+    }
+}
+
+impl PagedBlocks {
+    /// Number of blocks.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.pages.table.len() / self.pages.memory.shape.pages_per_block
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.pages.table.is_empty()
+    }
+
+    /// Number of layers.
+    #[must_use]
+    pub fn layers(&self) -> usize {
+        self.pages.memory.layers()
+    }
+
+    /// Bytes of one layer of one block.
+    #[must_use]
+    pub fn slice_bytes(&self) -> usize {
+        self.pages.memory.shape.slice_bytes()
+    }
+
+    /// Takes the memory of one layer of one block, in the order of its bytes; `None` if it was taken before.
+    ///
+    /// # Panics
+    ///
+    /// If the block or the layer does not exist.
+    #[must_use]
+    pub fn take_slice(&self, block: usize, layer: u32) -> Option<Vec<Memory>> {
+        let UsedPages { memory, table, taken } = &*self.pages;
+        let PageShape { stride, parts, pages_per_block } = &memory.shape;
+        let start = memory.layers[layer as usize];
+        let pages = &table[block * pages_per_block..(block + 1) * pages_per_block];
+        if std::mem::replace(&mut taken.lock()[layer as usize * self.len() + block], true) {
+            return None;
+        }
+        let mut slice = Vec::with_capacity(pages.len() * parts.len());
+        for page in pages {
+            for PagePart { offset, bytes } in parts {
+                let owner: Arc<dyn Any + Send + Sync> = Arc::clone(&self.pages) as _;
+                let at = *page as usize * stride + offset;
+                // SAFETY: the part is inside the buffer of the layer (invariant 1), which the owner keeps. Nobody else
+                // has memory of it (invariant 2), and the engine does not use it: the promise of `PagedMemory::new`.
+                slice.push(unsafe { Memory::from_raw(start.add(at), *bytes, true, owner) });
+            }
+        }
+        Some(slice)
+    }
+}
+
+impl Drop for UsedPages {
+    fn drop(&mut self) {
+        // In a forked child, a thread of the parent may hold the lock forever.
+        if self.memory.process.is_this() {
+            let mut used = self.memory.used.lock();
+            self.table.iter().for_each(|page| used[*page as usize] = false);
+        }
+    }
+}
+
+impl fmt::Debug for PagedMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PagedMemory({} layers, {:?})", self.layers.len(), self.shape)
+    }
+}
+
+impl fmt::Debug for PagedBlocks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PagedBlocks({} blocks)", self.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    use PagedMemory as Paged;
+
+    fn shape(stride: usize, parts: &[(usize, usize)], pages_per_block: usize) -> PageShape {
+        let parts = parts.iter().map(|(offset, bytes)| PagePart { offset: *offset, bytes: *bytes });
+        PageShape { stride, parts: parts.collect(), pages_per_block }
+    }
+
+    proptest! {
+        #[test]
+        fn accepted_pages_are_inside_their_buffer_and_disjoint(
+            stride in 1_usize..40,
+            pages in 1_usize..6,
+            parts in prop::collection::vec((0_usize..100, 1_usize..30), 1..4),
+        ) {
+            let buffer = 160;
+            let covered: Vec<usize> = parts
+                .iter()
+                .flat_map(|(offset, bytes)| {
+                    (0..pages).flat_map(move |page| page * stride + offset..page * stride + offset + bytes)
+                })
+                .collect();
+            let is_inside = covered.iter().all(|byte| *byte < buffer);
+            let distinct: std::collections::BTreeSet<_> = covered.iter().collect();
+            // One page may be longer than the stride; such shapes are refused all the same.
+            let is_short = parts.iter().all(|(_, bytes)| *bytes <= stride);
+            let expected = is_inside && distinct.len() == covered.len() && is_short;
+            prop_assert_eq!(Paged::zeroed(1, buffer, pages, shape(stride, &parts, 1)).is_ok(), expected);
+        }
+    }
+
+    #[test]
+    fn a_slice_has_the_parts_of_its_pages_in_order_and_is_taken_once() {
+        // Keys of four pages, then values of four pages.
+        let memory = Paged::zeroed(2, 80, 4, shape(10, &[(0, 10), (40, 10)], 2)).unwrap();
+        let start = memory.layers[1].as_ptr() as usize;
+        let blocks = memory.blocks(vec![3, 0, 1, 2]).unwrap();
+        assert_eq!((blocks.len(), blocks.slice_bytes()), (2, 40));
+        let slice = blocks.take_slice(0, 1).unwrap();
+        let offsets: Vec<_> = slice.iter().map(|piece| piece.address() - start).collect();
+        assert_eq!(offsets, [30, 70, 0, 40]);
+        assert!(blocks.take_slice(0, 1).is_none() && blocks.take_slice(0, 0).is_some());
+    }
+
+    #[test]
+    fn a_page_is_in_use_until_the_last_memory_of_it_is_gone() {
+        let memory = Paged::zeroed(1, 40, 4, shape(10, &[(0, 10)], 1)).unwrap();
+        let refused = |table: &[u32]| memory.blocks(table.to_vec()).unwrap_err().to_string();
+        assert!(refused(&[4]).contains("page 4 does not exist"));
+        assert!(refused(&[1, 2, 1]).contains("page 1 is listed twice"));
+        let blocks = memory.blocks(vec![1, 2]).unwrap();
+        let slice = blocks.take_slice(1, 0).unwrap();
+        drop(blocks);
+        assert!(refused(&[0, 2]).contains("another load or store uses it"));
+        drop(slice);
+        assert_eq!(memory.blocks(vec![0, 2]).unwrap().len(), 2);
+    }
+
+    #[test]
+    fn shapes_without_pages_parts_or_layers_are_refused() {
+        let part = [(0, 10)];
+        assert!(Paged::zeroed(1, 40, 4, shape(10, &part, 0)).is_err());
+        assert!(Paged::zeroed(1, 40, 4, shape(10, &[], 1)).is_err());
+        assert!(Paged::zeroed(0, 40, 4, shape(10, &part, 1)).is_err());
+        assert!(Paged::zeroed(1, 40, 0, shape(10, &part, 1)).is_err());
+        assert!(Paged::zeroed(1, 40, 4, shape(usize::MAX, &part, 1)).is_err());
+        let three = Paged::zeroed(1, 40, 4, shape(10, &part, 3)).unwrap();
+        assert!(three.blocks(vec![0, 1]).unwrap_err().to_string().contains("each block has 3"));
+    }
+}

@@ -1,0 +1,120 @@
+//! `Load`.
+
+use dalsegno_store::{GetReport, LayerOutcome, Load, LoadLayers, TransferState};
+use pyo3::prelude::*;
+
+use crate::arguments::{Number, timeout};
+use crate::errors::OrRaise;
+use crate::transfer::{Pending, add_callback};
+
+/// A load in the background, from :meth:`Namespace.load` or :meth:`Lease.load`.
+///
+/// Its layers become ready while it runs. Do not touch its memory before, except for layers that
+/// are ready. Dropping the object does not stop the load.
+#[pyclass(name = "Load", module = "dalsegno._native", frozen)]
+pub(crate) struct PyLoad {
+    pending: Pending<GetReport>,
+    layers: LoadLayers,
+}
+
+impl PyLoad {
+    pub(crate) fn new(load: Load) -> Self {
+        Self { pending: Pending::new(load.transfer), layers: load.layers }
+    }
+}
+
+#[pymethods]
+impl PyLoad {
+    /// Returns whether a layer of all blocks is at its destination. Never waits.
+    ///
+    /// Args:
+    ///     layer: Index of the layer, from 0.
+    ///
+    /// Raises:
+    ///     InvalidError: There is no such layer.
+    fn layer_ready(&self, layer: Number<u32>) -> PyResult<bool> {
+        let outcome = self.layers.outcome(layer.named("layer")?).or_raise()?;
+        Ok(outcome == Some(LayerOutcome::Ready))
+    }
+
+    /// Waits until a layer of all blocks is at its destination, or cannot come any more.
+    ///
+    /// Args:
+    ///     layer: Index of the layer, from 0.
+    ///     timeout_s: Most seconds to wait; ``None`` waits until the load has ended.
+    ///
+    /// Returns:
+    ///     ``True`` if the layer is ready, ``False`` if the load has ended and at least one block
+    ///     lacks it, ``None`` if it is still loading.
+    ///
+    /// Raises:
+    ///     InvalidError: There is no such layer, or ``timeout_s`` is negative or not finite.
+    #[pyo3(signature = (layer, *, timeout_s=None))]
+    fn wait_layer(
+        &self,
+        py: Python<'_>,
+        layer: Number<u32>,
+        timeout_s: Option<f64>,
+    ) -> PyResult<Option<bool>> {
+        let (layer, timeout) = (layer.named("layer")?, timeout(timeout_s)?);
+        let outcome = py.detach(|| self.layers.wait(layer, timeout)).or_raise()?;
+        Ok(outcome.map(|outcome| outcome == LayerOutcome::Ready))
+    }
+
+    /// Returns whether the load has ended, in whatever way. Never waits.
+    fn done(&self) -> bool {
+        self.pending.transfer.state() == TransferState::Done
+    }
+
+    /// Waits until the load has ended.
+    ///
+    /// Args:
+    ///     timeout_s: Most seconds to wait; ``None`` waits indefinitely.
+    ///
+    /// Returns:
+    ///     Whether it has ended.
+    ///
+    /// Raises:
+    ///     InvalidError: ``timeout_s`` is negative or not finite.
+    #[pyo3(signature = (timeout_s=None))]
+    fn wait(&self, py: Python<'_>, timeout_s: Option<f64>) -> PyResult<bool> {
+        let timeout = timeout(timeout_s)?;
+        Ok(py.detach(|| self.pending.transfer.wait(timeout)))
+    }
+
+    /// Cancels the load.
+    ///
+    /// It still ends by itself, soon: wait for :meth:`done` before you reuse the memory.
+    fn cancel(&self) {
+        self.pending.transfer.cancel();
+    }
+
+    /// Whether it was refused because too many transfers were queued.
+    #[getter]
+    fn throttled(&self) -> bool {
+        self.pending.transfer.is_throttled()
+    }
+
+    /// Returns how many leading blocks are at their destination; may be called repeatedly.
+    ///
+    /// The contents of the memory of all other blocks are undefined.
+    ///
+    /// Raises:
+    ///     InvalidError: The load has not ended.
+    ///     ClosedError: The store was closed before the load began.
+    fn result(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(self.pending.result(py)?.leading_blocks())
+    }
+
+    /// Calls ``callback`` exactly once when the load ends; see :meth:`Transfer.on_end`.
+    ///
+    /// Args:
+    ///     callback: Function without arguments.
+    ///
+    /// Raises:
+    ///     InvalidError: Eight callbacks wait for this load already.
+    #[pyo3(signature = (callback, /))]
+    fn on_end(&self, py: Python<'_>, callback: Py<PyAny>) -> PyResult<()> {
+        add_callback(py, &self.pending.transfer, callback)
+    }
+}
