@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use dalsegno_core::{ChainHash, Clock, Extent, ExtentId, KvLayout, Location, NamespaceId, StoreId};
 use dalsegno_far::format::Catalog;
 use dalsegno_far::{
-    Applied, FarIndex, Follower, MemoryLocation, Object, Polled, Tier, WriterId, wait_for,
+    Applied, FarIndex, Follower, Member, MemoryLocation, Object, Polled, Tier, WriterId, wait_for,
 };
 use dalsegno_io::{Memory, SystemClock};
 
@@ -145,9 +145,13 @@ fn main() {
     publish(&clock, &writing, &shape, 0..shape.packs());
     let catalog_bytes: u64 = location.objects().iter().map(|(_, bytes)| bytes).sum();
     let index = Arc::new(FarIndex::new(memory_mib << 20));
-    let own = WriterId { store: StoreId([9; 16]), open: 1 };
-    let reading = Arc::new(location.mount());
-    let mut follower = Follower::new(reading, Arc::clone(&index), Arc::clone(&clock), own);
+    let member = Member {
+        tier: Arc::new(location.mount()),
+        index: Arc::clone(&index),
+        clock: Arc::clone(&clock),
+        writer: WriterId { store: StoreId([9; 16]), open: 1 },
+    };
+    let mut follower = Follower::new(member);
     let before = rss_bytes();
     let start = Instant::now();
     let polled = poll(&mut follower);
