@@ -231,9 +231,10 @@ class PagedMemory:
         """Bytes of one layer of one block."""
 
     def blocks(self, table: Sequence[int]) -> PagedBlocks:
-        """Returns the pages of some blocks, for one load. They are in use until it has ended.
+        """Returns the pages of some blocks, for one load or one :class:`LayerWriter`.
 
-        Do not touch them before.
+        They are in use until the load has ended, or until this object is gone. Do not write them
+        before.
 
         Args:
             table: Pages of each block, one block after the other: ``pages_per_block`` numbers each.
@@ -255,8 +256,8 @@ class PagedBlocks:
 class Load:
     """A load in the background, from :meth:`Namespace.load` or :meth:`Lease.load`.
 
-    Its layers become ready while it runs. Do not touch its memory before, except for layers that
-    are ready. Dropping the object does not stop the load.
+    Its layers become ready while it runs, and may be read then. Do not touch its memory otherwise
+    before the load has ended. Dropping the object does not stop it.
     """
 
     def layer_ready(self, layer: int) -> bool:
@@ -313,10 +314,11 @@ class Load:
     def result(self) -> int:
         """Returns how many leading blocks are at their destination; may be called repeatedly.
 
-        The contents of the memory of all other blocks are undefined.
+        The contents of the memory of all other blocks are undefined. If all layers have ended, this
+        waits for the little that is left of the load.
 
         Raises:
-            InvalidError: The load has not ended.
+            InvalidError: The load is still loading layers.
             ClosedError: The store was closed before the load began.
         """
 
@@ -657,9 +659,10 @@ class Namespace:
     ) -> Load:
         """Starts to load the longest present run of ``chain``; never waits.
 
-        Layers become ready in their order while the load runs: see :meth:`Load.wait_layer`. Only a
-        load of more bytes than leases may hold (half of the DRAM tier) has no ready layer before
-        its end, and one from a server that has to read the blocks first.
+        Layers become ready in their order while the load runs: see :meth:`Load.wait_layer`. A
+        load into pages whose blocks take more than a quarter of the DRAM tier has no ready layer
+        before its last part, and one from a server none before the server has all blocks of a part
+        in its pool. If a block is absent, no layer becomes ready.
 
         Args:
             chain: Block hashes in prefix order, 32 bytes each.

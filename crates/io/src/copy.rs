@@ -138,11 +138,8 @@ impl Copier for CpuCopier {
     fn copy(&self, batch: Vec<SliceCopy>, done: CopyDone) {
         let bytes: usize = batch.iter().map(SliceCopy::bytes).sum();
         self.copied_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
-        if bytes < INLINE_BYTES {
-            batch.into_iter().for_each(SliceCopy::run);
-            return done(true);
-        }
-        let parts = parts_of(batch);
+        let is_small = bytes < INLINE_BYTES;
+        let parts = if is_small { vec![batch] } else { parts_of(batch) };
         let end = Arc::new(BatchEnd {
             left: AtomicUsize::new(parts.len()),
             has_failed: AtomicBool::new(false),
@@ -151,10 +148,12 @@ impl Copier for CpuCopier {
         for copies in parts {
             let part =
                 BatchPart { copies, end: PartEnd { batch: Arc::clone(&end), is_copied: false } };
-            match self.lane.keep_place(Some(Duration::ZERO)) {
+            let place =
+                if is_small { None } else { self.lane.keep_place(Some(Duration::ZERO)).ok() };
+            match place {
                 // A lane that ends copies as well: somebody waits for these bytes.
-                Ok(place) => place.start(|_| part.run()),
-                Err(_) => part.run(),
+                Some(place) => place.start(|_| part.run()),
+                None => part.run(),
             }
         }
     }

@@ -9,8 +9,8 @@ use crate::transfer::{Pending, add_callback};
 
 /// A load in the background, from :meth:`Namespace.load` or :meth:`Lease.load`.
 ///
-/// Its layers become ready while it runs. Do not touch its memory before, except for layers that
-/// are ready. Dropping the object does not stop the load.
+/// Its layers become ready while it runs, and may be read then. Do not touch its memory otherwise
+/// before the load has ended. Dropping the object does not stop it.
 #[pyclass(name = "Load", module = "dalsegno._native", frozen)]
 pub(crate) struct PyLoad {
     pending: Pending<GetReport>,
@@ -97,12 +97,16 @@ impl PyLoad {
 
     /// Returns how many leading blocks are at their destination; may be called repeatedly.
     ///
-    /// The contents of the memory of all other blocks are undefined.
+    /// The contents of the memory of all other blocks are undefined. If all layers have ended, this
+    /// waits for the little that is left of the load.
     ///
     /// Raises:
-    ///     InvalidError: The load has not ended.
+    ///     InvalidError: The load is still loading layers.
     ///     ClosedError: The store was closed before the load began.
     fn result(&self, py: Python<'_>) -> PyResult<usize> {
+        if self.layers.have_ended() {
+            py.detach(|| self.pending.transfer.wait(None));
+        }
         Ok(self.pending.result(py)?.leading_blocks())
     }
 

@@ -368,9 +368,10 @@ impl PyNamespace {
 
     /// Starts to load the longest present run of ``chain``; never waits.
     ///
-    /// Layers become ready in their order while the load runs: see :meth:`Load.wait_layer`. Only a
-    /// load of more bytes than leases may hold (half of the DRAM tier) has no ready layer before
-    /// its end, and one from a server that has to read the blocks first.
+    /// Layers become ready in their order while the load runs: see :meth:`Load.wait_layer`. A
+    /// load into pages whose blocks take more than a quarter of the DRAM tier has no ready layer
+    /// before its last part, and one from a server none before the server has all blocks of a part
+    /// in its pool. If a block is absent, no layer becomes ready.
     ///
     /// Args:
     ///     chain: Block hashes in prefix order, 32 bytes each.

@@ -74,9 +74,10 @@ impl PyPagedMemory {
         self.memory.shape().slice_bytes()
     }
 
-    /// Returns the pages of some blocks, for one load. They are in use until it has ended.
+    /// Returns the pages of some blocks, for one load or one :class:`LayerWriter`.
     ///
-    /// Do not touch them before.
+    /// They are in use until the load has ended, or until this object is gone. Do not write them
+    /// before.
     ///
     /// Args:
     ///     table: Pages of each block, one block after the other: ``pages_per_block`` numbers each.
@@ -120,7 +121,7 @@ impl PyPagedBlocks {
 }
 
 fn used() -> PyErr {
-    InvalidError::new_err("a load used these pages already; call blocks() for each load")
+    InvalidError::new_err("a load took these pages; when it has ended, call blocks() again")
 }
 
 #[pymethods]

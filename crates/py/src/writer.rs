@@ -69,8 +69,8 @@ impl PyLayerWriter {
         timeout_s: Option<f64>,
     ) -> PyResult<()> {
         let layer = layer.named("layer")?;
-        let memory = self.slices(layer, blocks)?;
         let terms = Terms { timeout: timeout(timeout_s)?, cancel: None };
+        let memory = self.slices(layer, blocks)?;
         py.detach(|| self.writer.store_layer(layer, memory, &terms)).or_raise()
     }
 
@@ -86,8 +86,8 @@ impl PyLayerWriter {
         timeout_s: Option<f64>,
     ) -> PyResult<PyTransfer> {
         let layer = layer.named("layer")?;
-        let memory = self.slices(layer, blocks)?;
         let timeout = timeout(timeout_s)?;
+        let memory = self.slices(layer, blocks)?;
         Ok(PyTransfer::layer(self.writer.submit_store_layer(layer, memory, timeout)))
     }
 

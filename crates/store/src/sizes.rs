@@ -30,6 +30,15 @@ pub fn check_get(layout: KvLayout, chain: &[ChainHash], out: &[Vec<Memory>]) -> 
 
 /// Checks a load of blocks into pages. Fails with `Invalid`.
 pub fn check_pages(layout: KvLayout, blocks: usize, pages: &PagedBlocks) -> Result<()> {
+    check_page_sizes(layout, blocks, pages)?;
+    if !pages.is_unused() {
+        return Err(Error::invalid("these pages were stored or loaded already; give other ones"));
+    }
+    Ok(())
+}
+
+/// Checks that there are pages for each block. Fails with `Invalid`.
+pub(crate) fn check_page_sizes(layout: KvLayout, blocks: usize, pages: &PagedBlocks) -> Result<()> {
     if blocks != pages.len() {
         return Err(Error::invalid(format!(
             "{blocks} blocks, but pages for {}; give pages for each block",

@@ -108,10 +108,58 @@ def test_pages_belong_to_one_load_at_a_time(namespace: dalsegno.Namespace) -> No
     load = namespace.load(chain(2), pages)
     assert load.wait(60)
     assert load.result() == 0
-    with pytest.raises(dalsegno.InvalidError, match="used these pages already"):
+    with pytest.raises(dalsegno.InvalidError, match="took these pages"):
         namespace.load(chain(2), pages)
     del pages
     assert len(engine.memory.blocks([1, 2])) == 2
+
+
+def test_pages_that_are_saved_may_be_read_twice_but_not_loaded(
+    namespace: dalsegno.Namespace,
+) -> None:
+    engine, hashes = Engine(), chain(2)
+    blocks, pages = engine.fill([1, 2]), engine.memory.blocks([1, 2])
+    writer = namespace.layer_writer(hashes)
+    for timeout_s in (-1.0, 0.0):
+        # Nothing of a layer that was refused, or that came too late, counts as stored.
+        with pytest.raises(dalsegno.DalsegnoError):
+            writer.store_layer(0, pages, timeout_s=timeout_s)
+    with pytest.raises(dalsegno.InvalidError, match="5 does not exist"):
+        writer.store_layer(5, pages)
+    for layer in range(LAYERS):
+        writer.store_layer(layer, pages)
+    with pytest.raises(dalsegno.InvalidError, match="stored or loaded already"):
+        namespace.load(hashes, pages)
+    assert writer.commit() == 2
+    out = np.zeros((2, LAYERS * SLICE_BYTES), np.uint8)
+    assert namespace.get_batch(hashes, list(out)) == 2
+    np.testing.assert_array_equal(out.reshape(blocks.shape), blocks)
+
+
+def test_a_load_of_more_than_a_quarter_of_dram_has_rounds(tmp_path: Path) -> None:
+    settings = {"capacity": "64MiB", "staging": "16MiB", "dram": "8MiB"}
+    blocks, layer_bytes = 12, 512 << 10
+    cache: Any = np.random.default_rng(0).integers(0, 256, (blocks, layer_bytes), np.uint8)
+    memory = dalsegno.PagedMemory(
+        [cache], pages=blocks, stride=layer_bytes, parts=[(0, layer_bytes)]
+    )
+    expected, hashes, table = cache.copy(), chain(blocks), list(range(blocks))
+    with dalsegno.open(tmp_path / "store", **settings) as store:
+        namespace = store.namespace({}, layers=1, slice_bytes=layer_bytes)
+        assert namespace.put_batch(hashes, list(expected)).stored == blocks
+        cache[:] = 0
+        before = store.stats()
+        loads = [namespace.load(hashes[:6], memory.blocks(table[:6]))]
+        loads.append(namespace.load(hashes[6:], memory.blocks(table[6:])))
+        # Two loads of 3 MiB, each with a quarter of 8 MiB at a time.
+        for load in loads:
+            assert load.wait(60)
+            assert (load.result(), load.layer_ready(0)) == (6, True)
+        np.testing.assert_array_equal(cache, expected)
+        after = store.stats()
+        hits = after["get_dram_blocks"] + after["get_log_blocks"]
+        assert hits - before["get_dram_blocks"] - before["get_log_blocks"] == blocks
+        assert after["get_calls"] - before["get_calls"] == len(loads)
 
 
 def test_what_is_wrong_is_refused_by_name(namespace: dalsegno.Namespace) -> None:

@@ -2,8 +2,8 @@
 //!
 //! 1. All bytes of all pages are inside the buffers, and no two pages overlap. Both are checked when the memory is
 //!    described.
-//! 2. A page belongs to at most one [`PagedBlocks`] at a time, and each slice of it is taken at most once. So pieces of
-//!    memory never overlap.
+//! 2. A page belongs to at most one [`PagedBlocks`] at a time. These are either filled, and then each slice is taken at
+//!    most once, or only read. So no two pieces of memory overlap of which one is written.
 //! 3. A page is free again when its [`PagedBlocks`] and all memory that was taken of it are gone.
 
 use std::any::Any;
@@ -11,7 +11,7 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use dalsegno_core::{Error, Result};
+use dalsegno_core::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
 
 use super::handle::Memory;
@@ -37,7 +37,8 @@ pub struct PagePart {
     pub bytes: usize,
 }
 
-/// The memory of an engine, described once. The engine keeps using it.
+/// The memory of an engine. The engine keeps using it. It must be described once: two descriptions of one buffer do not
+/// know which pages the other one has given away.
 pub struct PagedMemory {
     layers: Vec<NonNull<u8>>,
     shape: PageShape,
@@ -63,8 +64,16 @@ struct UsedPages {
     memory: Arc<PagedMemory>,
     /// The pages of each block, one block after the other.
     table: Vec<u32>,
-    /// For each slice, layer-major, whether its memory was taken.
-    taken: Mutex<Vec<bool>>,
+    slices: Mutex<SliceUse>,
+}
+
+/// What the slices of some blocks are used for.
+enum SliceUse {
+    Unused,
+    /// Filled: for each slice, layer-major, whether its memory was taken.
+    Filled(Vec<bool>),
+    /// Read.
+    Read,
 }
 
 impl PageShape {
@@ -78,6 +87,11 @@ impl PageShape {
     fn check(&self, pages: usize, buffer_bytes: usize) -> Result<()> {
         if self.pages_per_block == 0 || self.parts.is_empty() {
             return Err(Error::invalid("a block needs at least one page, and a page one part"));
+        }
+        let sum = |sum: usize, part: &PagePart| sum.checked_add(part.bytes);
+        let page_bytes = self.parts.iter().try_fold(0, sum);
+        if page_bytes.and_then(|bytes| bytes.checked_mul(self.pages_per_block)).is_none() {
+            return Err(Error::invalid("a block of so many pages has no size"));
         }
         let before_last = pages.saturating_sub(1).checked_mul(self.stride);
         for PagePart { offset, bytes } in &self.parts {
@@ -156,6 +170,9 @@ impl PagedMemory {
         pages: usize,
         shape: PageShape,
     ) -> Result<Arc<Self>> {
+        if buffer_bytes == 0 {
+            return Err(Error::invalid("a buffer of no bytes has no pages"));
+        }
         let mut buffers: Vec<Memory> = (0..layers).map(|_| Memory::zeroed(buffer_bytes)).collect();
         let start = |buffer: &mut Memory| NonNull::from(buffer.as_mut_slice()).cast();
         let starts = buffers.iter_mut().map(start).collect();
@@ -181,7 +198,12 @@ impl PagedMemory {
     /// # Errors
     ///
     /// `Invalid` if a page does not exist, is in use or is listed twice, or if the last block has too few pages.
+    /// `Unavailable` in a forked child.
     pub fn blocks(self: &Arc<Self>, table: Vec<u32>) -> Result<PagedBlocks> {
+        if !self.process.is_this() {
+            let message = "the pages belong to the process that forked this one";
+            return Err(Error::new(ErrorKind::Unavailable, message));
+        }
         let per_block = self.shape.pages_per_block;
         if !table.len().is_multiple_of(per_block) {
             let count = table.len();
@@ -201,8 +223,8 @@ impl PagedMemory {
             return Err(Error::invalid(format!("page {page} {fault}")));
         }
         drop(used);
-        let taken = Mutex::new(vec![false; table.len() / per_block * self.layers.len()]);
-        Ok(PagedBlocks { pages: Arc::new(UsedPages { memory: Arc::clone(self), table, taken }) })
+        let slices = Mutex::new(SliceUse::Unused);
+        Ok(PagedBlocks { pages: Arc::new(UsedPages { memory: Arc::clone(self), table, slices }) })
     }
 }
 
@@ -231,31 +253,65 @@ impl PagedBlocks {
         self.pages.memory.shape.slice_bytes()
     }
 
-    /// Takes the memory of one layer of one block, in the order of its bytes; `None` if it was taken before.
+    /// Whether nothing was filled or read yet.
+    #[must_use]
+    pub fn is_unused(&self) -> bool {
+        matches!(*self.pages.slices.lock(), SliceUse::Unused)
+    }
+
+    /// Takes the memory of one layer of one block, to be filled, in the order of its bytes; `None` if it was taken
+    /// before, or if the pages are read.
     ///
     /// # Panics
     ///
     /// If the block or the layer does not exist.
     #[must_use]
     pub fn take_slice(&self, block: usize, layer: u32) -> Option<Vec<Memory>> {
-        let UsedPages { memory, table, taken } = &*self.pages;
+        let (blocks, layers) = (self.len(), self.layers());
+        assert!(block < blocks && (layer as usize) < layers, "no layer {layer} of block {block}");
+        let mut slices = self.pages.slices.lock();
+        if matches!(*slices, SliceUse::Unused) {
+            *slices = SliceUse::Filled(vec![false; blocks * layers]);
+        }
+        let SliceUse::Filled(taken) = &mut *slices else { return None };
+        if std::mem::replace(&mut taken[layer as usize * blocks + block], true) {
+            return None;
+        }
+        Some(self.slice(block, layer, true))
+    }
+
+    /// The memory of one layer of one block, to be read, in the order of its bytes; `None` if the pages are filled.
+    ///
+    /// # Panics
+    ///
+    /// As [`PagedBlocks::take_slice`].
+    #[must_use]
+    pub fn read_slice(&self, block: usize, layer: u32) -> Option<Vec<Memory>> {
+        let mut slices = self.pages.slices.lock();
+        if matches!(*slices, SliceUse::Filled(_)) {
+            return None;
+        }
+        *slices = SliceUse::Read;
+        Some(self.slice(block, layer, false))
+    }
+
+    fn slice(&self, block: usize, layer: u32, writable: bool) -> Vec<Memory> {
+        let UsedPages { memory, table, .. } = &*self.pages;
         let PageShape { stride, parts, pages_per_block } = &memory.shape;
         let start = memory.layers[layer as usize];
         let pages = &table[block * pages_per_block..(block + 1) * pages_per_block];
-        if std::mem::replace(&mut taken.lock()[layer as usize * self.len() + block], true) {
-            return None;
-        }
         let mut slice = Vec::with_capacity(pages.len() * parts.len());
         for page in pages {
             for PagePart { offset, bytes } in parts {
                 let owner: Arc<dyn Any + Send + Sync> = Arc::clone(&self.pages) as _;
                 let at = *page as usize * stride + offset;
                 // SAFETY: the part is inside the buffer of the layer (invariant 1), which the owner keeps. Nobody else
-                // has memory of it (invariant 2), and the engine does not use it: the promise of `PagedMemory::new`.
-                slice.push(unsafe { Memory::from_raw(start.add(at), *bytes, true, owner) });
+                // has memory of it that one of both writes (invariant 2), and the engine does not use it: the promise
+                // of `PagedMemory::new`.
+                slice.push(unsafe { Memory::from_raw(start.add(at), *bytes, writable, owner) });
             }
         }
-        Some(slice)
+        slice
     }
 }
 
@@ -327,6 +383,13 @@ mod tests {
         let offsets: Vec<_> = slice.iter().map(|piece| piece.address() - start).collect();
         assert_eq!(offsets, [30, 70, 0, 40]);
         assert!(blocks.take_slice(0, 1).is_none() && blocks.take_slice(0, 0).is_some());
+        assert!(blocks.read_slice(0, 1).is_none(), "the pages are filled");
+        drop((slice, blocks));
+        let blocks = memory.blocks(vec![3, 0]).unwrap();
+        assert!(blocks.is_unused());
+        let reads = [(); 2].map(|()| blocks.read_slice(0, 1).unwrap());
+        assert!(reads.iter().flatten().all(|piece| !piece.is_writable()));
+        assert!(blocks.take_slice(0, 0).is_none() && !blocks.is_unused());
     }
 
     #[test]

@@ -205,7 +205,7 @@ impl<'a> BlockLoad<'a> {
             self.outcomes[*at] = if is_lost { Outcome::Lost(cause) } else { *outcome };
         }
         ended.map_err(|stopped| {
-            self.pending.drain(..asked.len());
+            self.pending.drain(..round.outcomes.len());
             stopped.into()
         })
     }

@@ -16,7 +16,7 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::error::to_error;
 use crate::jobs::transfers::Transfer;
 use crate::put::report::{PutOutcome, PutReport};
-use crate::sizes::{check_blocks, check_pages};
+use crate::sizes::{check_blocks, check_page_sizes};
 use crate::terms::Terms;
 
 /// Which blocks of a chain a writer puts.
@@ -196,15 +196,15 @@ impl LayerWriter {
     ///
     /// # Errors
     ///
-    /// `Invalid` if the pages have another shape, or if the layer was taken before.
+    /// `Invalid` if the pages have another shape, if there is no such layer, or if a load fills the pages.
     pub fn slices_of(&self, pages: &PagedBlocks, layer: u32) -> Result<Vec<Vec<Memory>>> {
-        check_pages(self.layout, self.count, pages)?;
+        check_page_sizes(self.layout, self.count, pages)?;
         if layer >= self.layout.layers() {
             return Err(no_layer(layer, self.layout.layers()));
         }
-        let slices = (0..self.count).map(|block| pages.take_slice(block, layer));
-        let taken = || Error::invalid(format!("layer {layer} of these pages was stored already"));
-        slices.collect::<Option<_>>().ok_or_else(taken)
+        let slices = (0..self.count).map(|block| pages.read_slice(block, layer));
+        let filled = || Error::invalid("a load fills these pages; wait for its end");
+        slices.collect::<Option<_>>().ok_or_else(filled)
     }
 
     /// Starts [`LayerWriter::store_layer`] in the background; never waits. A full queue gives a transfer that has ended

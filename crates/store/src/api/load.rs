@@ -66,6 +66,12 @@ impl LoadLayers {
         self.wait(layer, Some(Duration::ZERO))
     }
 
+    /// Whether all layers have ended: the load is about to end as well. Never waits.
+    #[must_use]
+    pub fn have_ended(&self) -> bool {
+        (0..self.count).all(|layer| matches!(self.outcome(layer), Ok(Some(_))))
+    }
+
     /// Waits until a layer has ended, at most `timeout`; `None` if it has not. In a forked child it is lost.
     ///
     /// # Errors

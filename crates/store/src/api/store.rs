@@ -407,8 +407,8 @@ impl Store {
         })
     }
 
-    /// Starts to load leading blocks of a chain; never waits. Layers become ready in their order while it runs, if one
-    /// round of the DRAM tier is enough for all blocks. A full queue gives a load that has ended.
+    /// Starts to load leading blocks of a chain; never waits. Layers become ready in their order while it runs, if all
+    /// blocks take at most a quarter of the DRAM tier. A full queue gives a load that has ended.
     ///
     /// A layer that is ready stays as it is. The contents of the other layers, and of blocks that are no hits, are
     /// undefined.
@@ -457,6 +457,7 @@ impl Store {
         pages: PagedBlocks,
         timeout: Option<Duration>,
     ) -> Result<Load> {
+        drop(self.door.enter()?);
         let layout = lease.layout();
         check_pages(layout, pages.len().min(lease.len()), &pages)?;
         let (progress, end) = LoadProgress::begin(layout.layers(), pages.len());

@@ -11,7 +11,7 @@ use dalsegno_core::Clock;
 use dalsegno_io::{Call, CopySource};
 use parking_lot::{Condvar, Mutex};
 
-use super::target::PageTarget;
+use super::target::{CopyKind, PageTarget};
 
 /// Layers that are copied at a time. Measured on an H200: two are as fast as four and eight.
 const WINDOW: u32 = 2;
@@ -110,7 +110,8 @@ impl<S: PlacedSource> PlaceCopies<S> {
         };
         let batch = self.source.numbers().iter().enumerate().map(copy).collect();
         let copies = Arc::clone(self);
-        self.target.copy(batch, move |is_copied| copies.end_layer(layer, is_copied));
+        self.target
+            .copy(CopyKind::Places, batch, move |is_copied| copies.end_layer(layer, is_copied));
     }
 
     fn end_layer(self: &Arc<Self>, layer: u32, is_copied: bool) {

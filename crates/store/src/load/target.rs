@@ -24,10 +24,27 @@ pub struct PageTarget {
     ended: Condvar,
 }
 
+/// Where the bytes of copies come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CopyKind {
+    /// From places that a read is filling.
+    Reads,
+    /// From places that hold whole blocks.
+    Places,
+}
+
 #[derive(Debug, Default)]
 struct RunningCopies {
-    count: usize,
+    /// By [`CopyKind`].
+    counts: [usize; 2],
     has_failed: bool,
+}
+
+/// A batch of copies, until this is dropped. It has failed unless `is_done` was set, also if it was never called.
+struct RunningCopy {
+    target: Arc<PageTarget>,
+    kind: CopyKind,
+    is_done: bool,
 }
 
 /// The copy of one slice.
@@ -85,36 +102,47 @@ impl PageTarget {
     /// Starts a batch of copies. Calls `then` with whether all bytes were copied, possibly before this returns.
     pub(crate) fn copy(
         self: &Arc<Self>,
+        kind: CopyKind,
         batch: Vec<LayerCopy>,
         then: impl FnOnce(bool) + Send + 'static,
     ) {
-        self.running.lock().count += 1;
-        let target = Arc::clone(self);
+        self.running.lock().counts[kind as usize] += 1;
+        let running = RunningCopy { target: Arc::clone(self), kind, is_done: false };
         let done = move |is_copied: bool| {
             then(is_copied);
-            let mut running = target.running.lock();
-            running.count -= 1;
-            running.has_failed |= !is_copied;
-            if running.count == 0 {
-                target.ended.notify_all();
-            }
+            running.end(is_copied);
         };
         self.copier.copy(batch.into_iter().map(|one| one.copy).collect(), Box::new(done));
     }
 
-    /// Waits until no copy runs; returns whether all of them succeeded so far.
-    pub(crate) fn wait(&self) -> bool {
+    /// Waits until no copy of this kind runs.
+    pub(crate) fn wait(&self, kind: CopyKind) {
         let mut running = self.running.lock();
-        self.ended.wait_while(&mut running, |running| running.count > 0);
-        !running.has_failed
+        self.ended.wait_while(&mut running, |running| running.counts[kind as usize] > 0);
     }
 
     /// Waits until no copy runs, and gives the pages back: another load may use them. Returns whether all copies
     /// succeeded.
     #[must_use]
     pub fn close(&self) -> bool {
-        let are_copied = self.wait();
+        self.wait(CopyKind::Places);
+        self.wait(CopyKind::Reads);
         self.pages.lock().take();
-        are_copied
+        !self.running.lock().has_failed
+    }
+}
+
+impl RunningCopy {
+    fn end(mut self, is_copied: bool) {
+        self.is_done = is_copied;
+    }
+}
+
+impl Drop for RunningCopy {
+    fn drop(&mut self) {
+        let mut running = self.target.running.lock();
+        running.counts[self.kind as usize] -= 1;
+        running.has_failed |= !self.is_done;
+        self.target.ended.notify_all();
     }
 }

@@ -11,7 +11,7 @@ use dalsegno_io::{CopySource, Memory};
 use parking_lot::Mutex;
 
 use crate::load::progress::LoadProgress;
-use crate::load::target::{LayerCopy, PageTarget};
+use crate::load::target::{CopyKind, LayerCopy, PageTarget};
 
 /// A batch of this many bytes is copied although further slices have arrived.
 const BATCH_BYTES: usize = 4 << 20;
@@ -49,13 +49,17 @@ impl Delivery {
         Self { pages: Some(Arc::clone(pages)), first, ..Self::in_place(progress) }
     }
 
-    /// Waits until no copy runs.
+    /// Waits until no copy runs of what was read.
     pub(super) fn wait(&self) {
         if let Some(pages) = &self.pages {
             self.flush();
-            // Whether one failed is asked at the end.
-            let _ = pages.wait();
+            pages.wait(CopyKind::Reads);
         }
+    }
+
+    /// Whether blocks are read into memory of the caller, who may use layers that are ready.
+    pub(super) fn is_in_place(&self) -> bool {
+        self.pages.is_none()
     }
 
     fn send(&self, pages: &Arc<PageTarget>, batch: CopyBatch) {
@@ -64,7 +68,7 @@ impl Delivery {
             *slices.entry(copy.layer).or_default() += 1;
         }
         let progress = Arc::clone(&self.progress);
-        pages.copy(batch.copies, move |is_copied| {
+        pages.copy(CopyKind::Reads, batch.copies, move |is_copied| {
             for (layer, count) in slices.into_iter().filter(|_| is_copied) {
                 progress.deliver(layer, count);
             }

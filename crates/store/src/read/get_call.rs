@@ -21,7 +21,10 @@ use crate::state::speeds::BlockTier;
 pub(super) struct GetCall<'a> {
     pub(super) tiers: &'a LoadTiers,
     pub(super) namespace: &'a Namespace,
+    /// The wanted blocks.
     pub(super) chain: &'a [ChainHash],
+    /// The blocks before them.
+    before: &'a [ChainHash],
     pub(super) call: &'a Call,
     /// Where slices go while the call runs; `None` if nobody waits for layers.
     pub(super) delivery: Option<Arc<Delivery>>,
@@ -38,7 +41,12 @@ impl<'a> GetCall<'a> {
         delivery: Option<Delivery>,
     ) -> Self {
         let (delivery, mark) = (delivery.map(Arc::new), tiers.recent.removals.mark());
-        Self { tiers, namespace, chain, call, delivery, mark }
+        Self { tiers, namespace, chain, before: &[], call, delivery, mark }
+    }
+
+    /// The same for blocks that come behind others.
+    pub(super) fn behind(self, before: &'a [ChainHash]) -> Self {
+        Self { before, ..self }
     }
 
     pub(super) fn key(&self, at: usize) -> BlockKey {
@@ -58,6 +66,11 @@ impl<'a> GetCall<'a> {
     /// What receives verified slices.
     pub(super) fn sink(&self) -> Option<Arc<dyn SliceSink>> {
         self.delivery.as_ref().map(|delivery| Arc::clone(delivery) as _)
+    }
+
+    /// Whether slices are delivered where they were read: in memory of the caller.
+    pub(super) fn delivers_in_place(&self) -> bool {
+        self.delivery.as_ref().is_some_and(|delivery| delivery.is_in_place())
     }
 
     /// Waits until no copy uses a place that is being read into.
@@ -88,7 +101,15 @@ impl<'a> GetCall<'a> {
     /// Notes a hit of a block that only the far tier has. The second one copies it to the log.
     pub(super) fn note_far_hit(&self, at: usize, block: impl FnOnce() -> HeldBlock) {
         if let Some(far) = &self.tiers.finder.far {
-            far.note_hit(self.namespace.id(), &self.chain[..=at], self.mark, block);
+            let chain = [self.before, &self.chain[..=at]].concat();
+            far.note_hit(self.namespace.id(), &chain, self.mark, block);
+        }
+        self.note_prefetch_use(at);
+    }
+
+    /// Notes that a block was used, if it was prefetched.
+    pub(super) fn note_prefetch_use(&self, at: usize) {
+        if let Some(far) = &self.tiers.finder.far {
             far.note_prefetch_use(&self.key(at));
         }
     }

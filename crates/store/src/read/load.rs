@@ -1,12 +1,13 @@
 //! Loads: gets in the background that deliver layers while they run.
 //!
-//! 1. Blocks on their way to pages of an engine are in places of DRAM. A load takes its places as a lease does: if all
-//!    of its blocks would take more than leases may, it has several rounds, and no layer is ready before the last one.
+//! 1. Blocks on their way to pages of an engine are in places of DRAM. A load takes its places as a lease does, and at
+//!    most half of what leases may hold: if its blocks would take more, it has several rounds, and no layer is ready
+//!    before the last one.
 //! 2. A load ends after its last copy. Then nothing touches the memory of the caller.
 
 use std::sync::Arc;
 
-use dalsegno_core::{ChainHash, Namespace, NamespaceId, Result};
+use dalsegno_core::{ChainHash, NamespaceId, Result};
 use dalsegno_extent::Cause;
 use dalsegno_index::Scope;
 use dalsegno_io::{Copier, Memory, PagedBlocks};
@@ -41,9 +42,12 @@ impl LoadWork {
         terms: &Terms,
     ) -> Result<GetReport> {
         let namespace = loader.namespaces.get(self.namespace)?;
+        let call = terms.call(loader.tiers.clock.as_ref());
         let delivery = Delivery::in_place(self.end.progress());
-        let wanted = out.into_iter().map(GetBlock::to_copy);
-        Ok(run(loader, &namespace, &self.chain, delivery, wanted, terms))
+        let get = GetCall::new(&loader.tiers, &namespace, &self.chain, &call, Some(delivery));
+        let report = run(loader, &get, out.into_iter().map(GetBlock::to_copy));
+        count(&loader.counters, &report, namespace.layout().block_bytes());
+        Ok(report)
     }
 
     /// Loads leading blocks into pages.
@@ -58,48 +62,36 @@ impl LoadWork {
         let block_bytes = usize::try_from(namespace.layout().block_bytes()).expect("64-bit");
         let pages = PageTarget::new(pages, Arc::clone(&self.copier), self.end.progress());
         let mut outcomes: Vec<Outcome> = Vec::with_capacity(self.chain.len());
-        let rest = loop {
-            let rest = &self.chain[outcomes.len()..];
-            let share = loader.tiers.recent.dram.lease_share(block_bytes, rest.len());
-            if share.count() == 0 {
-                break Outcome::Lost(Cause::Throttled);
-            }
-            let delivery = Delivery::to_pages(self.end.progress(), &pages, outcomes.len());
-            let part = &rest[..share.count()];
-            let timeout = call.deadline.remaining(loader.tiers.clock.now());
-            let left = Terms { timeout, cancel: terms.cancel.clone() };
+        let share = loader.tiers.recent.dram.load_share(block_bytes, self.chain.len());
+        let mut rest = Outcome::Lost(Cause::Throttled);
+        while share.count() > 0 && outcomes.len() < self.chain.len() {
+            let (before, after) = self.chain.split_at(outcomes.len());
+            let part = &after[..share.count().min(after.len())];
+            let delivery = Delivery::to_pages(self.end.progress(), &pages, before.len());
+            let get = GetCall::new(&loader.tiers, &namespace, part, &call, Some(delivery));
             let wanted = part.iter().map(|_| GetBlock::to_lease());
-            let report = run(loader, &namespace, part, delivery, wanted, &left);
-            let is_whole = report.leading_blocks() == part.len();
-            outcomes.extend(report.outcomes);
-            if !is_whole || outcomes.len() == self.chain.len() {
-                break Outcome::Absent;
+            let report = run(loader, &get.behind(before), wanted);
+            rest = Outcome::Absent;
+            outcomes.extend(&report.outcomes);
+            if report.leading_blocks() < part.len() {
+                break;
             }
-        };
+        }
         outcomes.resize(self.chain.len(), rest);
         if !pages.close() {
             outcomes.fill(Outcome::Lost(Cause::Device));
         }
-        Ok(GetReport { outcomes })
+        let report = GetReport { outcomes };
+        count(&loader.counters, &report, namespace.layout().block_bytes());
+        Ok(report)
     }
 }
 
 /// Gets blocks, and delivers their slices meanwhile.
-fn run(
-    loader: &Loader,
-    namespace: &Namespace,
-    chain: &[ChainHash],
-    delivery: Delivery,
-    wanted: impl Iterator<Item = GetBlock>,
-    terms: &Terms,
-) -> GetReport {
-    let call = terms.call(loader.tiers.clock.as_ref());
+fn run(loader: &Loader, get: &GetCall<'_>, wanted: impl Iterator<Item = GetBlock>) -> GetReport {
     let _in_progress = loader.reads.begin();
-    let get = GetCall::new(&loader.tiers, namespace, chain, &call, Some(delivery));
-    let blocks = get::run(&get, wanted, Scope::Prefix);
-    let report = GetReport { outcomes: blocks.iter().map(GetBlock::outcome).collect() };
-    count(&loader.counters, &report, namespace.layout().block_bytes());
-    report
+    let blocks = get::run(get, wanted, Scope::Prefix);
+    GetReport { outcomes: blocks.iter().map(GetBlock::outcome).collect() }
 }
 
 /// Copies the blocks of a lease into pages.

@@ -65,6 +65,8 @@ pub(super) fn settle_far(
         }
         match arrive(get, at, blocks[at].arrive(Outcome::Far, read.memory)) {
             ArrivedBlock::Placed(block) => get.note_far_hit(at, || HeldBlock::Placed(block)),
+            // The caller of a load may use its memory already.
+            ArrivedBlock::Copied(_) if get.delivers_in_place() => get.note_prefetch_use(at),
             ArrivedBlock::Copied(memory) => {
                 get.note_far_hit(at, || HeldBlock::copy_of(&memory));
             }
@@ -79,7 +81,7 @@ fn arrive(get: &GetCall<'_>, at: usize, block: ArrivedBlock) -> ArrivedBlock {
         ArrivedBlock::Placed(block) => {
             recent.keep(key, Arc::clone(block), get.mark, deadline);
         }
-        ArrivedBlock::Copied(memory) if get.admits() => {
+        ArrivedBlock::Copied(memory) if get.admits() && !get.delivers_in_place() => {
             recent.copy_in(key, memory, get.mark, deadline);
         }
         ArrivedBlock::Copied(_) => {}

@@ -133,6 +133,13 @@ impl Dram {
         ByteShare::take(&self.leased_bytes, most, Arena::place_bytes(bytes), count)
     }
 
+    /// As much for one load: at most half of it, so that two loads can run at a time.
+    pub(crate) fn load_share(&self, bytes: usize, count: usize) -> ByteShare {
+        let most = self.arena.as_ref().map_or(0, |arena| arena.capacity_bytes() / LEASE_SHARE / 2);
+        let fitting = usize::try_from(most / Arena::place_bytes(bytes)).unwrap_or(usize::MAX);
+        self.lease_share(bytes, count.min(fitting.max(1)))
+    }
+
     /// A share of the places in which puts by layer gather blocks, for as many blocks of `bytes` as it allows, at most
     /// `count`.
     pub(crate) fn gather_places(&self, bytes: usize, count: usize) -> ByteShare {
