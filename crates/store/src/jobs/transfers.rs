@@ -25,13 +25,11 @@ type Callback = Box<dyn FnOnce() + Send>;
 /// Most functions that wait for the end of one transfer.
 pub const MAX_CALLBACKS: usize = 8;
 
-/// What a transfer does.
+/// The direction of a transfer's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// Out of the store.
     Load,
-    /// Out of a lease: it never waits behind a disk.
-    Lease,
     /// Into the store.
     Store,
 }
@@ -40,7 +38,6 @@ pub enum Direction {
 #[derive(Debug)]
 pub struct TransferLanes {
     loads: JobLane,
-    leases: JobLane,
     stores: JobLane,
     copier: Arc<CpuCopier>,
 }
@@ -55,8 +52,7 @@ impl TransferLanes {
     pub fn start(executor: Executor, threads: u32, queue: u32) -> std::io::Result<Self> {
         let lane = |name| JobLane::start(name, executor, threads, queue as usize);
         let copier = Arc::new(CpuCopier::start(executor, threads)?);
-        let [loads, leases, stores] = ["dalsegno-load", "dalsegno-lease", "dalsegno-store"];
-        Ok(Self { loads: lane(loads)?, leases: lane(leases)?, stores: lane(stores)?, copier })
+        Ok(Self { loads: lane("dalsegno-load")?, stores: lane("dalsegno-store")?, copier })
     }
 
     /// What copies between places and the memory of an engine.
@@ -77,7 +73,6 @@ impl TransferLanes {
     ) -> Transfer<T> {
         let lane = match direction {
             Direction::Load => &self.loads,
-            Direction::Lease => &self.leases,
             Direction::Store => &self.stores,
         };
         let Ok(place) = lane.keep_place(Some(Duration::ZERO)) else {
@@ -101,7 +96,7 @@ impl TransferLanes {
 
     /// Accepts no more jobs and waits until the queued ones are done, at most until `deadline`.
     pub fn stop(&self, deadline: Deadline, clock: &dyn Clock) {
-        let lanes = [&self.loads, &self.leases, &self.stores];
+        let lanes = [&self.loads, &self.stores];
         for lane in lanes {
             lane.close();
         }
