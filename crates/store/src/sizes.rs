@@ -16,6 +16,15 @@ pub fn check_blocks(blocks: &[Vec<Memory>], bytes: u64) -> Result<()> {
     Ok(())
 }
 
+/// Checks that a layer exists. Fails with `Invalid`.
+pub(crate) fn check_layer(layer: u32, layers: u32) -> Result<()> {
+    if layer >= layers {
+        let message = format!("layer {layer} does not exist; the namespace has {layers}");
+        return Err(Error::invalid(message));
+    }
+    Ok(())
+}
+
 /// Checks a get of whole blocks. Fails with `Invalid`.
 pub fn check_get(layout: KvLayout, chain: &[ChainHash], out: &[Vec<Memory>]) -> Result<()> {
     if chain.len() != out.len() {

@@ -82,9 +82,7 @@ impl ServedLease {
     pub fn range(&self, at: usize) -> Option<(usize, usize)> {
         self.server.as_ref()?.arena().range(*self.rows.get(at)?, self.block_bytes)
     }
-}
 
-impl ServedLease {
     /// Copies the first blocks to pages, and returns how each ended.
     pub(super) fn copy_to(
         &self,

@@ -16,7 +16,7 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::error::to_error;
 use crate::jobs::transfers::Transfer;
 use crate::put::report::{PutOutcome, PutReport};
-use crate::sizes::{check_blocks, check_page_sizes};
+use crate::sizes::{check_blocks, check_layer, check_page_sizes};
 use crate::terms::Terms;
 
 /// Which blocks of a chain a writer puts.
@@ -171,9 +171,7 @@ impl LayerWriter {
         }
         let slice_bytes = self.layout.slice_bytes();
         check_blocks(&blocks, u64::from(slice_bytes))?;
-        if layer >= self.layout.layers() {
-            return Err(no_layer(layer, self.layout.layers()));
-        }
+        check_layer(layer, self.layout.layers())?;
         let mut progress = self.lock(&call, clock.as_ref())?;
         let (gathered, layers) = match &mut *progress {
             LayerProgress::Gathering { blocks, layers } => (blocks, layers),
@@ -199,9 +197,7 @@ impl LayerWriter {
     /// `Invalid` if the pages have another shape, if there is no such layer, or if a load fills the pages.
     pub fn slices_of(&self, pages: &PagedBlocks, layer: u32) -> Result<Vec<Vec<Memory>>> {
         check_page_sizes(self.layout, self.count, pages)?;
-        if layer >= self.layout.layers() {
-            return Err(no_layer(layer, self.layout.layers()));
-        }
+        check_layer(layer, self.layout.layers())?;
         let slices = (0..self.count).map(|block| pages.read_slice(block, layer));
         let filled = || Error::invalid("a load fills these pages; wait for its end");
         slices.collect::<Option<_>>().ok_or_else(filled)
@@ -289,10 +285,6 @@ impl LayerWriter {
             }
         }
     }
-}
-
-fn no_layer(layer: u32, layers: u32) -> Error {
-    Error::invalid(format!("layer {layer} does not exist; the namespace has {layers}"))
 }
 
 /// The result of copies, of which `is_copied` says whether they succeeded. Fails with `Unavailable`.

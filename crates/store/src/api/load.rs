@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{ChainHash, Error, KvLayout, Result};
+use dalsegno_core::{ChainHash, KvLayout, Result};
 use dalsegno_io::{Memory, PagedBlocks, Process};
 
 use crate::jobs::transfers::Transfer;
 use crate::load::progress::{LayerOutcome, LoadProgress};
 use crate::read::outcome::GetReport;
-use crate::sizes::{check_get, check_pages};
+use crate::sizes::{check_get, check_layer, check_pages};
 
 /// Where a load puts blocks.
 #[derive(Debug)]
@@ -78,11 +78,7 @@ impl LoadLayers {
     ///
     /// As [`LoadLayers::outcome`].
     pub fn wait(&self, layer: u32, timeout: Option<Duration>) -> Result<Option<LayerOutcome>> {
-        if layer >= self.count {
-            let count = self.count;
-            let message = format!("layer {layer} does not exist; the namespace has {count}");
-            return Err(Error::invalid(message));
-        }
+        check_layer(layer, self.count)?;
         if !self.process.is_this() {
             return Ok(Some(LayerOutcome::Lost));
         }

@@ -129,13 +129,17 @@ impl Dram {
 
     /// A share of the memory that leases may hold, for as many blocks of `bytes` as it allows, at most `count`.
     pub(crate) fn lease_share(&self, bytes: usize, count: usize) -> ByteShare {
-        let most = self.arena.as_ref().map_or(0, |arena| arena.capacity_bytes() / LEASE_SHARE);
-        ByteShare::take(&self.leased_bytes, most, Arena::place_bytes(bytes), count)
+        ByteShare::take(&self.leased_bytes, self.most_leased(), Arena::place_bytes(bytes), count)
+    }
+
+    /// Most bytes of places that leases may hold.
+    fn most_leased(&self) -> u64 {
+        self.arena.as_ref().map_or(0, |arena| arena.capacity_bytes() / LEASE_SHARE)
     }
 
     /// As much for one load: at most half of it, so that two loads can run at a time.
     pub(crate) fn load_share(&self, bytes: usize, count: usize) -> ByteShare {
-        let most = self.arena.as_ref().map_or(0, |arena| arena.capacity_bytes() / LEASE_SHARE / 2);
+        let most = self.most_leased() / 2;
         let fitting = usize::try_from(most / Arena::place_bytes(bytes)).unwrap_or(usize::MAX);
         self.lease_share(bytes, count.min(fitting.max(1)))
     }

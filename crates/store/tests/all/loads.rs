@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::support::hanging::{Hung, hanging};
+use crate::support::hanging::{Hanging, Hung, hanging};
 use crate::support::{LIMIT, block, chain, config, namespace, open, put, until};
 use dalsegno_store::{
     ChainHash, Config, ErrorKind, GetReport, LayerOutcome, Load, LoadTarget, NamespaceId, Outcome,
@@ -194,14 +194,20 @@ fn a_lease_is_copied_to_pages_whatever_happens_to_its_blocks() {
     assert_eq!(store.load_lease(&lease, many, None).unwrap_err().kind(), ErrorKind::Invalid);
 }
 
+/// A store that has some blocks on a device that hangs.
+fn hung_with(path: &Path, chain: &[ChainHash]) -> (Arc<Hanging>, Store, NamespaceId) {
+    let (device, store) = hanging(path, &with_dram(16 << 20));
+    let ns = namespace(&store, LAYERS, u32::try_from(SLICE).unwrap(), "loads");
+    put(&store, ns, chain, 0, BYTES);
+    device.hang(Hung::Reads);
+    (device, store, ns)
+}
+
 #[test]
 fn a_device_that_hangs_costs_a_load_its_timeout_and_writes_no_page_afterwards() {
     let dir = tempfile::tempdir().unwrap();
     let (chain, engine) = (chain(1, 10), Engine::new(61));
-    let (device, store) = hanging(dir.path(), &with_dram(16 << 20));
-    let ns = namespace(&store, LAYERS, u32::try_from(SLICE).unwrap(), "loads");
-    put(&store, ns, &chain, 0, BYTES);
-    device.hang(Hung::Reads);
+    let (device, store, ns) = hung_with(dir.path(), &chain);
     let table = table(10, 61);
     let load = engine.load(&store, ns, &chain, &table, Some(Duration::from_millis(200)));
     assert_eq!(end(&load).leading_blocks(), 0);
@@ -217,10 +223,7 @@ fn a_device_that_hangs_costs_a_load_its_timeout_and_writes_no_page_afterwards() 
 fn a_load_that_is_cancelled_ends_and_gives_its_pages_back() {
     let dir = tempfile::tempdir().unwrap();
     let (chain, engine) = (chain(1, 10), Engine::new(61));
-    let (device, store) = hanging(dir.path(), &with_dram(16 << 20));
-    let ns = namespace(&store, LAYERS, u32::try_from(SLICE).unwrap(), "loads");
-    put(&store, ns, &chain, 0, BYTES);
-    device.hang(Hung::Reads);
+    let (device, store, ns) = hung_with(dir.path(), &chain);
     let load = engine.load(&store, ns, &chain, &table(10, 61), None);
     until("the request", || device.kept() > 0);
     assert!(engine.memory.blocks(vec![table(10, 61)[5]]).is_err(), "the load uses it");
