@@ -200,7 +200,11 @@ def test_the_guide_of_vllm_names_every_setting_and_its_default() -> None:
     of_tier = {"options_fingerprint", "locality"}
     # The connector sets it.
     hidden = {"identity"}
-    fields = {item.name: item.default for item in dataclasses.fields(vllm_settings.TierSettings)}
+    # The first is vLLM's own, the second `cpu_bytes_to_use`.
+    hidden |= {"offload_prompt_only", "pool_bytes"}
+    fields = {
+        item.name: item.default for item in dataclasses.fields(vllm_settings.ConnectorSettings)
+    }
     assert listed.keys() == fields.keys() - of_tier - hidden | of_connector
     for name in of_tier | set(vllm_settings.ENGINE_KEYS):
         assert f"`{name}`" in text

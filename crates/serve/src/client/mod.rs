@@ -302,7 +302,7 @@ impl Client {
         let (progress, end) = LoadProgress::begin(layout.layers(), count);
         let (refused, lease) = (Ok(throttled(count)), Arc::clone(lease));
         let copier = self.enter()?.lanes.copier();
-        let transfer = self.inner.start(Direction::Load, timeout, refused, move |terms| {
+        let transfer = self.inner.start(Direction::Lease, timeout, refused, move |terms| {
             let pages = PageTarget::new(pages, copier, end.progress());
             Ok(lease.copy_to(&pages, count, terms))
         });

@@ -463,7 +463,7 @@ impl Store {
         let (progress, end) = LoadProgress::begin(layout.layers(), pages.len());
         let refused = Ok(throttled(pages.len()));
         let (door, copier) = (Arc::clone(&self.door), self.transfers.copier());
-        let (lease, start) = (Arc::clone(lease), self.start(Direction::Load, timeout));
+        let (lease, start) = (Arc::clone(lease), self.start(Direction::Lease, timeout));
         let transfer = start.run(refused, move |terms| {
             Ok(copy_lease(&door.enter()?.loader, &lease, pages, copier, &end, terms))
         });

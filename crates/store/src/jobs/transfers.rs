@@ -25,11 +25,13 @@ type Callback = Box<dyn FnOnce() + Send>;
 /// Most functions that wait for the end of one transfer.
 pub const MAX_CALLBACKS: usize = 8;
 
-/// The direction of a transfer's bytes.
+/// What a transfer does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// Out of the store.
     Load,
+    /// Out of a lease: it never waits behind a disk.
+    Lease,
     /// Into the store.
     Store,
 }
@@ -38,6 +40,7 @@ pub enum Direction {
 #[derive(Debug)]
 pub struct TransferLanes {
     loads: JobLane,
+    leases: JobLane,
     stores: JobLane,
     copier: Arc<CpuCopier>,
 }
@@ -52,7 +55,8 @@ impl TransferLanes {
     pub fn start(executor: Executor, threads: u32, queue: u32) -> std::io::Result<Self> {
         let lane = |name| JobLane::start(name, executor, threads, queue as usize);
         let copier = Arc::new(CpuCopier::start(executor, threads)?);
-        Ok(Self { loads: lane("dalsegno-load")?, stores: lane("dalsegno-store")?, copier })
+        let [loads, leases, stores] = ["dalsegno-load", "dalsegno-lease", "dalsegno-store"];
+        Ok(Self { loads: lane(loads)?, leases: lane(leases)?, stores: lane(stores)?, copier })
     }
 
     /// What copies between places and the memory of an engine.
@@ -73,6 +77,7 @@ impl TransferLanes {
     ) -> Transfer<T> {
         let lane = match direction {
             Direction::Load => &self.loads,
+            Direction::Lease => &self.leases,
             Direction::Store => &self.stores,
         };
         let Ok(place) = lane.keep_place(Some(Duration::ZERO)) else {
@@ -96,7 +101,7 @@ impl TransferLanes {
 
     /// Accepts no more jobs and waits until the queued ones are done, at most until `deadline`.
     pub fn stop(&self, deadline: Deadline, clock: &dyn Clock) {
-        let lanes = [&self.loads, &self.stores];
+        let lanes = [&self.loads, &self.leases, &self.stores];
         for lane in lanes {
             lane.close();
         }

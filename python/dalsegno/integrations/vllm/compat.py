@@ -14,7 +14,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import importlib
 import inspect
 import os
 from collections.abc import Mapping
@@ -23,6 +25,8 @@ from typing import Any
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.kv_offload.base import OffloadingEvent
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
+
+from dalsegno import IncompatibleError
 
 GROUP_BYTES = 4
 HASH_BYTES = 32
@@ -164,3 +168,33 @@ def has_free_row(primary: Any) -> bool:
             total = getattr(primary, f"_num_{unit}", 0)
             return bool(free() > 0 or evictable > 0 or total == 0)
     return True
+
+
+def offloading_config(vllm_config: Any, kv_cache_config: Any) -> Any:
+    """Returns vLLM's `OffloadingConfig` of an engine.
+
+    Raises:
+        IncompatibleError: This version has no such configuration.
+    """
+    for place in (
+        "vllm.distributed.kv_transfer.kv_connector.v1.offloading.config",
+        "vllm.v1.kv_offload.config",
+    ):
+        with contextlib.suppress(ImportError):
+            build = getattr(importlib.import_module(place), "build_offloading_config", None)
+            if build is not None:
+                return build(vllm_config, kv_cache_config)
+    raise IncompatibleError("this version of vLLM does not say how its KV cache is laid out")
+
+
+def calls_layer_hooks(forward_context: Any) -> bool:
+    """Whether a step calls a connector at each layer: full CUDA graphs do not."""
+    mode = getattr(forward_context, "cudagraph_runtime_mode", None)
+    return getattr(mode, "name", "NONE") != "FULL"
+
+
+def host_hits() -> Any:
+    """Returns as what vLLM counts tokens from host memory; None before vLLM counted by source."""
+    with contextlib.suppress(ImportError, AttributeError):
+        return importlib.import_module("vllm.v1.metrics.cache_hit_source").CacheHitSource.HOST
+    return None

@@ -5,8 +5,9 @@
         "kv_connector_extra_config": {"path": "/var/cache/kv", "capacity": "200GiB",
                                       "cpu_bytes_to_use": "8GiB"}}'
 
-It is vLLM's `OffloadingConnector`, configured: a primary tier in memory, `DalsegnoTier` behind it,
-and the identity of the model, which only a connector sees.
+On the tiered path it is vLLM's `OffloadingConnector`, configured: a primary tier in memory,
+`DalsegnoTier` behind it, and the identity of the model, which only a connector sees. On the direct
+path, making one makes a `DirectConnector`.
 
 1. The flat configuration becomes vLLM's own before vLLM reads it, in every process.
 2. Only the scheduler's side establishes the identity; it reads the weights the first time.
@@ -19,6 +20,8 @@ and the identity of the model, which only a connector sees.
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,8 +31,17 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import Of
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
+from dalsegno import InvalidError
 from dalsegno.integrations.vllm import doors, identity, shared_memory
-from dalsegno.integrations.vllm.settings import FAILURE_POLICY, TIER_TYPE, expand
+from dalsegno.integrations.vllm.direct import choice
+from dalsegno.integrations.vllm.settings import (
+    FAIL_WARNING,
+    FAILURE_POLICY,
+    TIER_TYPE,
+    ConnectorSettings,
+    check_memory,
+    expand,
+)
 
 logger = init_logger("vllm.dalsegno")
 
@@ -91,8 +103,56 @@ def _names_failure_policy(arguments: list[str]) -> bool:
     return False
 
 
+def takes_direct_path(vllm_config: Any, kv_cache_config: Any, settings: ConnectorSettings) -> bool:
+    """Returns which path an engine takes; all of its processes choose the same.
+
+    Raises:
+        InvalidError: The configuration asks for the direct path, and the engine cannot take it.
+    """
+    if settings.path_to_engine == "tiered":
+        return False
+    why = choice.refusal(vllm_config, kv_cache_config, settings, on_cpu=current_platform.is_cpu())
+    if not why:
+        return True
+    if settings.path_to_engine == "direct":
+        raise InvalidError(f'path_to_engine is "direct", which this engine cannot take: {why}')
+    logger.info("Dalsegno takes the tiered path, because %s.", why)
+    return False
+
+
 class DalsegnoConnector(OffloadingConnector):  # type: ignore[misc]
-    """vLLM's `OffloadingConnector` with a store behind it."""
+    """vLLM's `OffloadingConnector` with a store behind it, or a `DirectConnector`."""
+
+    def __new__(cls, vllm_config: Any = None, role: Any = None, kv_cache_config: Any = None) -> Any:
+        """Chooses the path.
+
+        Args:
+            vllm_config: vLLM's configuration; its `kv_connector_extra_config` is expanded. None
+                makes an object that is not configured.
+            role: Scheduler or worker.
+            kv_cache_config: vLLM's KV-cache groups.
+
+        Raises:
+            InvalidError: The configuration is wrong, or asks for a path that the engine cannot
+                take.
+            IncompatibleError: The model or the store cannot be used with this version.
+        """
+        if vllm_config is None:
+            return super().__new__(cls)
+        configure(vllm_config)
+        transfer = vllm_config.kv_transfer_config
+        settings = ConnectorSettings.of_extra(transfer.kv_connector_extra_config)
+        if not takes_direct_path(vllm_config, kv_cache_config, settings):
+            check_memory(transfer.kv_connector_extra_config)
+            return super().__new__(cls)
+        if role == KVConnectorRole.SCHEDULER:
+            known = identity.engine_identity(
+                vllm_config, kv_cache_config, settings.weights_fingerprint
+            )
+            settings = dataclasses.replace(settings, identity=known)
+        # Only here: it needs more of vLLM than the tiered path.
+        connector = importlib.import_module("dalsegno.integrations.vllm.direct.connector")
+        return connector.DirectConnector(vllm_config, role, kv_cache_config, settings)
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         """Configures vLLM's connector.
@@ -121,10 +181,7 @@ class DalsegnoConnector(OffloadingConnector):  # type: ignore[misc]
                 shared_memory.forget(vllm_config.kv_transfer_config.engine_id)
             raise
         if is_scheduler and vllm_config.kv_transfer_config.kv_load_failure_policy == "fail":
-            logger.warning(
-                "kv_load_failure_policy is fail, as you set it: vLLM ends a request with an error "
-                "if a block that was promised is not delivered. Set it to recompute."
-            )
+            logger.warning(FAIL_WARNING)
 
     @classmethod
     def build_prom_metrics(cls, vllm_config: Any, *arguments: Any, **options: Any) -> Any:

@@ -67,6 +67,7 @@ _COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
         (),
     ),
     "events_resyncs": ("Comparisons of all announced blocks with the store.", ()),
+    "step_loads": ("Loads that ran inside a step of vLLM, on the direct path.", ()),
     "bypassed_requests": ("Requests that the store must not serve, such as those of LoRA.", ()),
     "errors": ("Exceptions that became misses, by call.", ("call",)),
 }

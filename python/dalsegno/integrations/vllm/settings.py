@@ -46,7 +46,16 @@ ENGINE_KEYS = (
 _ENGINE_BYTES = ("cpu_bytes_to_use", "sync_load_budget_bytes")
 # Set here, it stands for vLLM's setting of that name: see `connector`.
 FAILURE_POLICY = "kv_load_failure_policy"
+FAIL_WARNING = (
+    "kv_load_failure_policy is fail, as you set it: vLLM ends a request with an error if a block "
+    "that was promised is not delivered. Set it to recompute."
+)
+# Where the expanded configuration keeps the settings of the direct path.
+DIRECT_KEY = "dalsegno_direct"
+PATHS = ("direct", "tiered", "auto")
 _TIER_ONLY = ("identity", "locality", "options_fingerprint")
+# Of `DalsegnoConnector`, not of its tier.
+_CONNECTOR_ONLY = ("path_to_engine", "max_step_load_s")
 
 
 def _locality(name: str, value: object) -> str:
@@ -54,6 +63,13 @@ def _locality(name: str, value: object) -> str:
     if value in ("LOCAL", "REMOTE"):
         return str(value)
     raise InvalidError(f"{name} is {value!r}; it must be LOCAL or REMOTE")
+
+
+def _path(name: str, value: object) -> str:
+    """Checks which way blocks take to vLLM's KV cache."""
+    if value in PATHS:
+        return str(value)
+    raise InvalidError(f"{name} is {value!r}; it must be one of {', '.join(PATHS)}")
 
 
 @dataclass(frozen=True)
@@ -117,6 +133,65 @@ class TierSettings(StoreSettings):
         return cls.read(given, "the configuration of DalsegnoTier", "DalsegnoTier")
 
 
+@dataclass(frozen=True)
+class ConnectorSettings(TierSettings):
+    """The settings of `DalsegnoConnector`.
+
+    Attributes:
+        path_to_engine: Which way blocks take to vLLM's KV cache: `tiered` through vLLM's CPU tier,
+            `direct` from the pool of the store, or `auto`: `direct` if the engine can take it. Each
+            has blocks of its own.
+        max_step_load_s: Seconds for which a load may delay a step; longer ones run between steps.
+        offload_prompt_only: As vLLM's: whether only blocks of prompts are stored.
+        pool_bytes: Memory of the pool on the direct path, if `dram` does not say: vLLM's
+            `cpu_bytes_to_use`.
+    """
+
+    path_to_engine: str = "tiered"
+    max_step_load_s: float = 0.05
+    offload_prompt_only: bool = True
+    pool_bytes: int = 0
+
+    CHECKS: ClassVar[Mapping[str, Check]] = {
+        **TierSettings.CHECKS,
+        "path_to_engine": _path,
+        "max_step_load_s": seconds,
+        "offload_prompt_only": switch,
+        "pool_bytes": byte_count,
+    }
+
+    @classmethod
+    def of_extra(cls, extra: Mapping[str, Any]) -> ConnectorSettings:
+        """Returns the settings of an expanded configuration.
+
+        Args:
+            extra: `kv_connector_extra_config`, expanded.
+        """
+        tier = next(one for one in extra["secondary_tiers"] if one["type"] == TIER_TYPE)
+        own = {name: value for name, value in tier.items() if name not in ("type", "module_path")}
+        direct = {
+            "offload_prompt_only": extra.get("offload_prompt_only"),
+            "pool_bytes": extra.get("cpu_bytes_to_use"),
+            **extra.get(DIRECT_KEY, {}),
+        }
+        return cls.read({**own, **direct}, "kv_connector_extra_config", "DalsegnoConnector")
+
+
+def check_memory(extra: Mapping[str, Any]) -> None:
+    """Checks that the tiered path has memory for its blocks.
+
+    Raises:
+        InvalidError: `cpu_bytes_to_use` is missing or 0.
+    """
+    if "cpu_bytes_to_use" not in extra:
+        raise InvalidError(
+            'kv_connector_extra_config needs "cpu_bytes_to_use", the memory through which all '
+            'blocks travel, such as "8GiB"'
+        )
+    if extra["cpu_bytes_to_use"] == 0:
+        raise InvalidError('cpu_bytes_to_use is 0; all blocks pass through it, so give "8GiB"')
+
+
 def expand(extra: Mapping[str, Any], *, on_cpu: bool) -> dict[str, Any]:
     """Turns the flat configuration of `DalsegnoConnector` into one of vLLM's `OffloadingConnector`.
 
@@ -133,12 +208,9 @@ def expand(extra: Mapping[str, Any], *, on_cpu: bool) -> dict[str, Any]:
             return dict(extra)
         raise InvalidError("secondary_tiers belongs to vLLM's OffloadingConnector: use that one")
     tier_keys = [name for name in TierSettings.names() if name not in _TIER_ONLY]
-    check_keys(extra, [*tier_keys, *ENGINE_KEYS, FAILURE_POLICY], "kv_connector_extra_config")
-    if "cpu_bytes_to_use" not in extra:
-        raise InvalidError(
-            'kv_connector_extra_config needs "cpu_bytes_to_use", the memory through which all '
-            'blocks travel, such as "8GiB"'
-        )
+    known = [*tier_keys, *_CONNECTOR_ONLY, *ENGINE_KEYS, FAILURE_POLICY]
+    check_keys(extra, known, "kv_connector_extra_config")
+    direct = {name: extra[name] for name in _CONNECTOR_ONLY if name in extra}
     tier = {name: extra[name] for name in tier_keys if name in extra}
     TierSettings.parse(tier)
     engine = {name: extra[name] for name in (*ENGINE_KEYS, FAILURE_POLICY) if name in extra}
@@ -148,13 +220,16 @@ def expand(extra: Mapping[str, Any], *, on_cpu: bool) -> dict[str, Any]:
     for name in _ENGINE_BYTES:
         if name in extra:
             engine[name] = byte_count(name, extra[name])
-    if engine["cpu_bytes_to_use"] == 0:
-        raise InvalidError('cpu_bytes_to_use is 0; all blocks pass through it, so give "8GiB"')
+    if direct.get("path_to_engine", "tiered") == "tiered":
+        check_memory(engine)
     if engine.get(FAILURE_POLICY, "fail") not in ("fail", "recompute"):
         given = engine[FAILURE_POLICY]
         raise InvalidError(f"{FAILURE_POLICY} is {given!r}; it must be fail or recompute")
     engine |= {"spec_name": CPU_SPEC if on_cpu else GPU_SPEC, "spec_module_path": MODULE}
-    return {
+    expanded = {
         **engine,
+        **({DIRECT_KEY: direct} if direct else {}),
         "secondary_tiers": [{"type": TIER_TYPE, "module_path": MODULE, **tier}],
     }
+    ConnectorSettings.of_extra(expanded)
+    return expanded

@@ -1,0 +1,184 @@
+"""vLLM's `KVConnectorBase_V1` on the direct path.
+
+vLLM makes one for its scheduler and one for each worker; each calls only the methods of its half.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, SupportsHMA
+from vllm.logger import init_logger
+
+from dalsegno.integrations.vllm import compat, doors
+from dalsegno.integrations.vllm.direct.scheduler import DirectScheduler, ids_of
+from dalsegno.integrations.vllm.direct.step import StepPlan
+from dalsegno.integrations.vllm.direct.worker import DirectWorker
+from dalsegno.integrations.vllm.settings import ConnectorSettings
+
+logger = init_logger("vllm.dalsegno")
+
+
+class DirectConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
+    """A store whose blocks are copied directly into vLLM's KV cache."""
+
+    _cache_hit_source = compat.host_hits()
+
+    def __init__(
+        self, vllm_config: Any, role: Any, kv_cache_config: Any, settings: ConnectorSettings
+    ) -> None:
+        """Opens the store, or waits for vLLM's KV cache.
+
+        Args:
+            vllm_config: vLLM's configuration.
+            role: Scheduler or worker.
+            kv_cache_config: vLLM's KV-cache groups.
+            settings: Of the connector, with the identity for a scheduler.
+
+        Raises:
+            InvalidError: The configuration is wrong.
+            IncompatibleError: The model or the store cannot be used with this version.
+        """
+        super().__init__(vllm_config, role, kv_cache_config)
+        config = compat.offloading_config(vllm_config, kv_cache_config)
+        self._scheduler: DirectScheduler | None = None
+        self._worker: DirectWorker | None = None
+        if role == KVConnectorRole.SCHEDULER:
+            self._scheduler = DirectScheduler(settings, config, vllm_config)
+            logger.info(
+                "Dalsegno copies blocks directly into vLLM's KV cache: blocks of %d tokens, a pool "
+                "of %d bytes.",
+                config.groups[0].tokens_per_block * config.cache.blocks_per_chunk,
+                settings.pool_bytes,
+            )
+        else:
+            doors.watch_worker(vllm_config.kv_transfer_config.engine_id)
+            self._worker = DirectWorker(
+                config.engine_id, config, kv_cache_config.num_blocks, settings.store_timeout_s
+            )
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A cache may drop what it was given."""
+        return False
+
+    @property
+    def _schedules(self) -> DirectScheduler:
+        """The scheduler's half."""
+        assert self._scheduler is not None, "vLLM calls this in its scheduler"
+        return self._scheduler
+
+    @property
+    def _works(self) -> DirectWorker:
+        """The worker's half."""
+        assert self._worker is not None, "vLLM calls this in a worker"
+        return self._worker
+
+    # The worker's half.
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        """Takes vLLM's KV cache."""
+        self._works.register(kv_caches)
+
+    def bind_connector_metadata(self, connector_metadata: Any) -> None:
+        """Begins a step."""
+        super().bind_connector_metadata(connector_metadata)
+        assert isinstance(connector_metadata, StepPlan)
+        self._works.begin_step(connector_metadata)
+
+    def handle_preemptions(self, kv_connector_metadata: Any) -> None:
+        """Waits for the saves of blocks that were given to others."""
+        if kv_connector_metadata.must_drain:
+            self._works.drain()
+
+    def start_load_kv(self, forward_context: Any, **_: Any) -> None:
+        """Starts the loads of the step."""
+        self._works.start_loads(hooks_run=compat.calls_layer_hooks(forward_context))
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Waits until a layer is there."""
+        self._works.wait_for_layer(layer_name)
+
+    def save_kv_layer(self, layer_name: str, *_: Any, **__: Any) -> None:
+        """Starts to save a layer."""
+        self._works.save_layer(layer_name)
+
+    def wait_for_save(self) -> None:
+        """Ends the step's loads, and starts saves of layers that no hook has started."""
+        # vLLM calls it in a `finally`.
+        self._works.end_step(is_aborted=sys.exc_info()[0] is not None)
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str], set[str]]:
+        """Returns no request whose blocks were sent, and those whose loads have ended."""
+        del finished_req_ids
+        return set(), self._works.finished()
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """Returns the blocks to compute again."""
+        return self._works.take_invalid()
+
+    def build_connector_worker_meta(self) -> Any:
+        """Returns what the scheduler's half learns of the step."""
+        return None if self._worker is None else self._worker.take_report()
+
+    # The scheduler's half.
+
+    def on_new_request(self, request: Any) -> None:
+        """Starts to remember a request."""
+        self._schedules.on_new_request(request)
+
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        """Returns how many tokens can be loaded, and whether the request waits for them."""
+        return self._schedules.matched_tokens(request, num_computed_tokens)
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """Plans a load into the blocks of a request."""
+        pages = ids_of(blocks) if num_external_tokens else []
+        self._schedules.allocated(request, pages, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> StepPlan:
+        """Returns what the step loads and saves."""
+        return self._schedules.plan(scheduler_output)
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """Takes what the workers report."""
+        self._schedules.update(connector_output)
+
+    def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, None]:
+        """Forgets a request. vLLM may give its blocks away at once."""
+        del block_ids
+        self._schedules.finished(request)
+        return False, None
+
+    def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, None]:
+        """As `request_finished`: there is one group."""
+        return self.request_finished(request, block_ids)
+
+    def has_pending_push_work(self) -> bool:
+        """Whether vLLM must keep stepping."""
+        return self._schedules.has_work()
+
+    def reset_cache(self) -> bool:
+        """Forgets every block."""
+        self._schedules.reset()
+        return True
+
+    def take_events(self) -> Iterable[Any]:
+        """There are none: an engine with KV events takes the tiered path."""
+        return ()
+
+    def get_kv_connector_stats(self) -> Any:
+        """Returns what the scheduler's half has counted."""
+        return None if self._scheduler is None else self._scheduler.take_stats()
+
+    def shutdown(self) -> None:
+        """Waits for what is under way, and closes the store."""
+        if self._worker is not None:
+            self._worker.close()
+        if self._scheduler is not None:
+            self._scheduler.close()
