@@ -127,7 +127,7 @@ fuzz-seeds: need-cargo ## write the seeds of the fuzz targets again
 audit: env-dev need-cargo ## licences, sources and known weaknesses of everything that is depended on
 	@$(PYTHON) tools/audit.py
 
-mutations: need-cargo ## plant bugs in the store, one by one: sim must find each (ARGS="03 07" for some)
+mutations: env-vllm need-cargo ## plant bugs in the store, one by one: sim must find each (ARGS="03 07" for some)
 	@$(PYTHON) tools/mutations.py $(ARGS)
 
 bench: $(if $(filter dev,$(BENCH_ENV)),dev,env-$(BENCH_ENV)) ## run one bench: make bench NAME=log ARGS="--help"

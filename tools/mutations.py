@@ -8,7 +8,9 @@ library only.
 1. The working tree is never touched; copy and build stay in `target/mutations`.
 2. Only a test that ran and failed has found something: a patch that does not apply or does not
    build is an error, and so is a suite, or a history, that fails without a bug.
-3. What the simulation by its nature cannot see names another test in a line `suite: COMMAND`.
+3. What the simulation by its nature cannot see names another test in a line `suite: COMMAND`, a
+   command of `cargo`, or of `pytest` in the environment of vLLM. The latter uses the extension that
+   the working tree has built.
 4. A line `seeds: 17 3` names histories that find the bug, so that they are tried first. When they
    do not, all the others are.
 """
@@ -31,6 +33,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = Path("crates/sim/mutations")
 WORK = ROOT / "target" / "mutations"
+PYTEST = "pytest"
+VLLM = ROOT / ".envs" / "vllm" / "bin" / "python"
+EXTENSION = ROOT / "python" / "dalsegno" / "_native.abi3.so"
 EXPLORE = "cargo run --release -p dalsegno-sim --bin explore -- --first"
 # Every bug is a build, so building counts as much as speed.
 QUICK_BUILD = {"CARGO_PROFILE_RELEASE_LTO": "off"}
@@ -142,7 +147,9 @@ def built(command: list[str]) -> list[str]:
 
 
 def run(command: list[str], tree: Path) -> subprocess.CompletedProcess[str]:
-    """Runs a command of cargo in a tree, with the build folder that all mutations share."""
+    """Runs a command in a tree, with the build folder that all mutations share."""
+    if command[0] == PYTEST:
+        return run_pytest(command, tree)
     place = {"CARGO_TARGET_DIR": str(WORK / "build")}
     environment = os.environ | QUICK_BUILD | FULL_DOSE | place
     return subprocess.run(
@@ -156,9 +163,41 @@ def run(command: list[str], tree: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+def run_pytest(command: list[str], tree: Path) -> subprocess.CompletedProcess[str]:
+    """Runs tests of the integration of vLLM in a tree.
+
+    Raises:
+        MutationError: They did not run.
+    """
+    paths = os.pathsep.join(str(tree / name) for name in ("python", "bench", "."))
+    done = subprocess.run(
+        [str(VLLM), "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *command[1:]],
+        cwd=tree,
+        env=os.environ | {"PYTHONPATH": paths},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=LONGEST_S,
+    )
+    if done.returncode not in (0, 1):
+        raise MutationError(f"the tests did not run:\n{done.stdout}{done.stderr}")
+    return done
+
+
+def prepare_pytest(tree: Path) -> None:
+    """Gives a tree the extension of the working tree.
+
+    Raises:
+        MutationError: It, or the environment of vLLM, is missing.
+    """
+    if not (VLLM.is_file() and EXTENSION.is_file()):
+        raise MutationError("the environment of vLLM is missing: run `make env-vllm` first")
+    shutil.copyfile(EXTENSION, tree / EXTENSION.relative_to(ROOT))
+
+
 def finding(said: str) -> str:
     """Returns the line of a failed run that says what it found."""
-    marks = ("violation: ", "test result: FAILED")
+    marks = ("violation: ", "test result: FAILED", "FAILED ")
     lines = [line for line in said.splitlines() if line.startswith(marks)]
     return lines[0] if lines else "no words"
 
@@ -169,6 +208,9 @@ def build(command: list[str], tree: Path) -> None:
     Raises:
         MutationError: It does not build.
     """
+    if command[0] == PYTEST:
+        prepare_pytest(tree)
+        return
     try:
         done = run(built(command), tree)
     except subprocess.TimeoutExpired as error:

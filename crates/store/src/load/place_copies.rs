@@ -126,3 +126,105 @@ impl<S: PlacedSource> PlaceCopies<S> {
         self.fill_window();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
+
+    use dalsegno_core::SystemClock;
+    use dalsegno_io::{
+        Copier, CopyDone, CpuCopier, Executor, Memory, PagePart, PageShape, PagedMemory, SliceCopy,
+        copy_all,
+    };
+
+    use super::super::progress::{LayerOutcome, LoadProgress};
+    use super::*;
+
+    const BYTES: usize = 64;
+
+    /// Keeps batches until it is told to copy them.
+    #[derive(Default)]
+    struct LateCopier(Mutex<Vec<(Vec<SliceCopy>, CopyDone)>>);
+
+    impl std::fmt::Debug for LateCopier {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("LateCopier")
+        }
+    }
+
+    impl Copier for LateCopier {
+        fn copy(&self, batch: Vec<SliceCopy>, done: CopyDone) {
+            self.0.lock().push((batch, done));
+        }
+
+        fn copied_bytes(&self) -> u64 {
+            0
+        }
+    }
+
+    impl LateCopier {
+        fn copy_all(&self) {
+            let inline = CpuCopier::start(Executor::Inline, 1).unwrap();
+            let batches = std::mem::take(&mut *self.0.lock());
+            for (batch, done) in batches {
+                done(copy_all(&inline, batch));
+            }
+        }
+    }
+
+    /// Two blocks, of which the second may leave its place.
+    struct Places(Arc<AtomicBool>);
+
+    impl PlacedSource for Places {
+        fn numbers(&self) -> &[u32] {
+            &[0, 1]
+        }
+
+        fn source(&self, at: usize, offset: usize, bytes: usize) -> CopySource {
+            let mut slice = Memory::zeroed(bytes);
+            slice.as_mut_slice().fill(u8::try_from(10 * at + offset / BYTES).unwrap());
+            CopySource::Memory(vec![slice])
+        }
+
+        fn is_current(&self, at: usize) -> bool {
+            at == 0 || !self.0.load(Ordering::SeqCst)
+        }
+    }
+
+    #[test]
+    fn a_layer_is_ready_after_its_last_copy_and_a_block_counts_if_it_stayed_in_its_place() {
+        let shape = PageShape {
+            stride: BYTES,
+            parts: vec![PagePart { offset: 0, bytes: BYTES }],
+            pages_per_block: 1,
+        };
+        let memory = PagedMemory::zeroed(3, 2 * BYTES, 2, shape).unwrap();
+        let pages = memory.blocks(vec![1, 0]).unwrap();
+        let copier = Arc::new(LateCopier::default());
+        let (progress, _end) = LoadProgress::begin(3, 2);
+        let late: Arc<dyn Copier> = Arc::clone(&copier) as _;
+        let target = PageTarget::new(pages, late, &progress);
+        let is_reused = Arc::new(AtomicBool::new(false));
+        let copies = PlaceCopies::start(Places(Arc::clone(&is_reused)), &target);
+        let outcome = |layer| progress.wait_layer(layer, Some(Duration::ZERO));
+        assert_eq!([0, 1, 2].map(outcome), [None; 3]);
+        copier.copy_all();
+        assert_eq!(
+            [0, 1, 2].map(outcome),
+            [Some(LayerOutcome::Ready), Some(LayerOutcome::Ready), None]
+        );
+        // While the last layer is copied.
+        is_reused.store(true, Ordering::SeqCst);
+        copier.copy_all();
+        assert_eq!(outcome(2), None);
+        assert_eq!(copies.finish(&Call::foreground(), &SystemClock), [true, false]);
+        assert!(target.close());
+        let blocks = memory.blocks(vec![1, 0]).unwrap();
+        for (at, layer) in [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)] {
+            let slice = blocks.read_slice(at, layer).unwrap();
+            let expected = u8::try_from(10 * at).unwrap() + u8::try_from(layer).unwrap();
+            assert!(slice[0].as_slice().iter().all(|byte| *byte == expected), "{at} {layer}");
+        }
+    }
+}

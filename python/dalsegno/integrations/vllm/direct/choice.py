@@ -34,15 +34,17 @@ def refusal(
         getattr(spec, name, None) for name in ("sliding_window", "attention_chunk_size")
     )
     is_full = isinstance(spec, FullAttentionSpec) and not is_windowed
-    ranks = max(parallel.world_size, getattr(parallel, "decode_context_parallel_size", 1))
+    other_ranks = parallel.world_size // parallel.tensor_parallel_size
+    is_split = max(other_ranks, getattr(parallel, "decode_context_parallel_size", 1)) > 1
     executor = getattr(parallel, "distributed_executor_backend", None)
+    is_served = str(settings.path).startswith(SOCKET_PREFIX)
     reasons = {
         "it copies to the memory of the CPU platform only": not on_cpu,
         f"the model has {len(groups)} KV-cache groups": len(groups) != 1,
         f"its cache is a {type(spec).__name__}, not of full attention": not is_full,
-        f"the engine has {ranks} ranks": ranks > 1,
-        f"its worker is a process of its own: distributed_executor_backend is {executor}": (
-            executor != "uni"
+        "its ranks are not all of tensor parallelism": is_split,
+        "its workers are processes of their own, and its path is not the socket of a server": (
+            executor != "uni" and not is_served
         ),
         "the engine decodes speculatively": getattr(vllm_config, "speculative_config", None),
         "cpu_bytes_to_use is missing, the memory of its pool": not has_pool(settings),

@@ -48,16 +48,10 @@ class DirectConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._worker: DirectWorker | None = None
         if role == KVConnectorRole.SCHEDULER:
             self._scheduler = DirectScheduler(settings, config, vllm_config)
-            logger.info(
-                "Dalsegno copies blocks directly into vLLM's KV cache: blocks of %d tokens, a pool "
-                "of %d bytes.",
-                config.groups[0].tokens_per_block * config.cache.blocks_per_chunk,
-                settings.pool_bytes,
-            )
         else:
             doors.watch_worker(vllm_config.kv_transfer_config.engine_id)
             self._worker = DirectWorker(
-                config.engine_id, config, kv_cache_config.num_blocks, settings.store_timeout_s
+                config, kv_cache_config.num_blocks, settings.store_timeout_s
             )
 
     @property

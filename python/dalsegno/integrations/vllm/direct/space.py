@@ -1,37 +1,74 @@
-"""The store and the namespace of the direct path, as the halves of one process share them.
+"""The store of the direct path and its namespaces, as the halves find them.
 
-vLLM makes the worker's half first and calls it first, but only the scheduler's half knows what the
-blocks are. So the scheduler's half opens the store, and the worker's half finds it by the name of
-the engine when it has its first job.
+vLLM makes the workers' halves first and calls them first, but only the scheduler's half knows what
+the blocks are. So the scheduler's half opens the store. A worker in the same process finds it by
+the name of the engine when it has its first job. A worker in a process of its own opens the server
+of the store itself, with what the plan of a step says.
+
+1. Each rank has a namespace, as its bytes are those of its heads. Ranks with equal bytes (MLA) have
+   one together, and the first one saves.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vllm.logger import init_logger
 
-from dalsegno.integrations.common.opening import Backend, Opened, OpenNamespaces
+from dalsegno.integrations.common.opening import Backend, Opened, OpenNamespaces, Waits
+from dalsegno.integrations.common.trouble import Trouble
 from dalsegno.integrations.vllm import doors, spaces
+from dalsegno.integrations.vllm.direct.step import BlockSpace
 from dalsegno.integrations.vllm.settings import ConnectorSettings
 from dalsegno.integrations.vllm.transfers import codec_of
+from dalsegno.paths import SOCKET_PREFIX
 
 logger = init_logger("vllm.dalsegno")
 
 _known: weakref.WeakValueDictionary[str, DirectStore] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
+# How long the first step of a worker waits for the server of the store.
+CONNECT_S = 5.0
+# How long a scheduler waits for the server's answer which blocks are in places.
+SERVED_LEASE_S = 0.01
+
+
+def names_of_ranks(config: Any) -> tuple[str, ...]:
+    """Returns a name for each namespace of an engine, in the order of its ranks.
+
+    Args:
+        config: vLLM's `OffloadingConfig`.
+    """
+    ranks = 1 if config.replicated_layout else config.parallel.world_size
+    return ("all",) if ranks == 1 else tuple(str(rank) for rank in range(ranks))
+
+
+class RankNamespaces(dict[str, Any]):
+    """The namespaces of an engine by the names of ranks.
+
+    Attributes:
+        fields: Those of each namespace.
+    """
+
+    def __init__(
+        self, store: Any, fields: Mapping[str, Mapping[str, str]], shape: Mapping[str, Any]
+    ) -> None:
+        """Opens the namespaces."""
+        super().__init__({name: store.namespace(one, **shape) for name, one in fields.items()})
+        self.fields = tuple(fields.values())
 
 
 class DirectStore:
-    """The store of one engine, with the namespace of its blocks.
+    """The store of one engine, with the namespaces of its blocks.
 
     Attributes:
         layers: Layers of a block.
         slice_bytes: Bytes of one layer of one block.
         tokens: Tokens of a block.
+        lease_s: Seconds in which blocks can be leased that need no disk.
     """
 
     def __init__(
@@ -56,9 +93,19 @@ class DirectStore:
         self._settings, self._config, self._refusal = settings, config, ""
         shape = {"layers": self.layers, "slice_bytes": self.slice_bytes}
         self._shape = {**shape, **codec_of(settings, config.model.dtype)}
-        place = settings.place(self._folder())
-        self._backend = Backend(place, self._store_settings(), self._prepare, "vLLM", logger)
+        self._place, opening = settings.place(self._folder()), self._store_settings()
+        self._backend = Backend(self._place, opening, self._prepare, "vLLM", logger)
         self._guard = doors.guard(self._backend, config.engine_id, on_mixed)
+        served = self._place.startswith(SOCKET_PREFIX)
+        # Without time nothing is read from a disk.
+        self.lease_s = SERVED_LEASE_S if served else 0.0
+        logger.info(
+            "Dalsegno copies blocks directly into vLLM's KV cache: blocks of %d tokens, %s.",
+            self.tokens,
+            "in the pool of a server, so cpu_bytes_to_use is not used"
+            if served
+            else f"in a pool of {opening['dram']} bytes",
+        )
         with _lock:
             _known[config.engine_id] = self
 
@@ -73,10 +120,19 @@ class DirectStore:
         return None if self._refusal else self._guard.current
 
     @property
-    def namespace(self) -> Any:
-        """The namespace of the blocks; None as for `opened`."""
+    def namespaces(self) -> Sequence[Any]:
+        """The namespaces of the blocks, in the order of the ranks; none if there is no store."""
         opened = self.opened
-        return None if opened is None else opened.namespaces[0]
+        return () if opened is None else list(opened.namespaces.values())
+
+    @property
+    def space(self) -> BlockSpace | None:
+        """What workers in other processes need; None as for `opened`."""
+        opened = self.opened
+        if opened is None:
+            return None
+        fields = opened.namespaces.fields  # type: ignore[attr-defined]
+        return BlockSpace(self._place, self._store_settings(), fields, self._shape)
 
     def refuse(self, why: str) -> None:
         """Lets nothing be loaded or stored any more."""
@@ -123,18 +179,78 @@ class DirectStore:
         return given
 
     def _prepare(self) -> OpenNamespaces:
-        """Establishes the identity; returns what opens the namespace."""
+        """Establishes the identity; returns what opens the namespaces."""
         known = spaces.group_fields(self._settings, self._config, self.block_bytes)
         (number,) = known
         fields = {**known[number], "path": "direct"}
 
-        def namespaces(store: Any, epoch: Mapping[str, str]) -> dict[int, Any]:
-            return {0: store.namespace({**fields, **epoch}, **self._shape)}
+        def namespaces(store: Any, epoch: Mapping[str, str]) -> RankNamespaces:
+            names = names_of_ranks(self._config)
+            ranks = {name: {**fields, "rank": name, **epoch} for name in names}
+            return RankNamespaces(store, ranks, self._shape)
 
         return namespaces
 
 
-def of_engine(engine_id: str) -> DirectStore | None:
-    """Returns the store that the scheduler's half of this process has opened."""
-    with _lock:
-        return _known.get(engine_id)
+class WorkerSpace:
+    """The namespace of the blocks of one worker."""
+
+    def __init__(self, engine_id: str, rank: int) -> None:
+        """Opens nothing yet.
+
+        Args:
+            engine_id: vLLM's name of the engine.
+            rank: Number of the worker.
+        """
+        self._engine_id, self._rank = engine_id, rank
+        self._backend: Backend | None = None
+        self._log = Trouble(logger)
+        self._opened: Opened | None = None
+        self._fields: Mapping[str, str] = {}
+        self._namespace: Any = None
+        self._is_refused = False
+
+    def find(self, space: BlockSpace | None) -> Any:
+        """Returns the namespace, or None if nothing may be loaded or stored. Never raises.
+
+        Args:
+            space: What the plan of the step says.
+        """
+        with _lock:
+            here = _known.get(self._engine_id)
+        if here is not None:
+            namespaces = here.namespaces
+            return namespaces[self._rank % len(namespaces)] if namespaces else None
+        if space is None or self._is_refused:
+            return None
+        try:
+            return self._of_server(space)
+        except Exception as error:  # noqa: BLE001 - the engine runs on without shared blocks
+            # Its server has refused what the scheduler's half was allowed.
+            self._is_refused = self._backend is None
+            self._log.log("open", error)
+            return None
+
+    def _of_server(self, space: BlockSpace) -> Any:
+        """Returns the namespace in the server of the store, None while that cannot be reached."""
+        if self._backend is None:
+            self._backend = Backend(
+                space.place,
+                dict(space.settings),
+                lambda: lambda _store, _epoch: {},
+                "A worker of vLLM",
+                logger,
+                Waits(open_s=CONNECT_S),
+            )
+        opened, fields = self._backend.current, space.fields[self._rank % len(space.fields)]
+        if opened is None:
+            return None
+        if opened is not self._opened or fields != self._fields:
+            self._namespace = opened.store.namespace(fields, **space.shape)
+            self._opened, self._fields = opened, fields
+        return self._namespace
+
+    def close(self) -> None:
+        """Lets go of the server; no transfer may be in flight."""
+        if self._backend is not None:
+            self._backend.close()

@@ -1,17 +1,38 @@
-"""What the scheduler's half says to the worker's half in a step, and what that reports.
+"""What the scheduler's half says to the workers' halves in a step, and what they report.
 
-The direct path needs one process per engine, so these objects are handed over as they are.
+A worker may be a process of its own, so these objects can be pickled. A lease cannot: such a worker
+takes one of its own, of blocks that the scheduler's lease keeps in their places.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorWorkerMetadata,
 )
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class BlockSpace:
+    """Where workers find the blocks, if they are processes of their own.
+
+    Attributes:
+        place: The server of the store.
+        settings: With which it is opened.
+        fields: Those of each namespace: one for each rank, or one if all ranks have equal bytes.
+        shape: Layers and sizes of the blocks of a rank.
+    """
+
+    place: str
+    settings: Mapping[str, Any]
+    fields: tuple[Mapping[str, str], ...]
+    shape: Mapping[str, Any]
 
 
 @dataclass
@@ -19,21 +40,29 @@ class LoadJob:
     """Blocks of one request to load.
 
     Attributes:
+        number: Names the job.
         request_id: vLLM's name of the request.
         chain: Names of the blocks, in prefix order.
         pages: vLLM's blocks for them, one store block after the other.
         timeout_s: Seconds that the load may take.
-        lease: The blocks in their places, if they are copied inside the step; else None, and the
-            request waits.
+        is_in_step: Whether the blocks lie in places and are copied inside the step; else the
+            request waits for them.
+        lease: The blocks in their places, for a worker in the process of the scheduler's half.
         is_void: Whether the blocks must not be loaded any more: the load fails.
     """
 
+    number: int
     request_id: str
     chain: list[bytes]
     pages: list[int]
     timeout_s: float
+    is_in_step: bool = False
     lease: Any = None
     is_void: bool = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what another process gets."""
+        return {**self.__dict__, "lease": None}
 
 
 @dataclass
@@ -62,68 +91,62 @@ class StepPlan(KVConnectorMetadata):  # type: ignore[misc]
     Attributes:
         loads: Loads that start.
         saves: Saves of blocks that the step computes.
+        confirmed: Earlier saves whose blocks were copied by all workers and are right: they are put
+            into the store.
+        void: Earlier saves that put nothing.
         must_drain: Whether all copies of saves must end before the step: blocks that are being
             saved were given to others.
-        seen_failures: How many failed step loads the scheduler's half knew of. While there are
-            more, blocks may be computed from blocks that are missing, and nothing is saved.
+        space: Where the blocks are; None if nothing may be loaded or stored.
     """
 
     loads: list[LoadJob] = field(default_factory=list)
     saves: list[SaveJob] = field(default_factory=list)
+    confirmed: list[int] = field(default_factory=list)
+    void: list[int] = field(default_factory=list)
     must_drain: bool = False
-    seen_failures: int = 0
+    space: BlockSpace | None = None
 
 
 @dataclass
 class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
-    """What a worker, or all of them, did.
+    """What the workers did in a step. The lists have an item for each worker that has come so far.
 
     Attributes:
-        copied: Saves whose blocks are not needed any more.
-        dropped: Those among them that saved nothing, and may be made again.
-        loaded_blocks: Blocks that loads which ended have brought.
-        loaded_bytes: Their bytes, on all workers.
-        failed_blocks: Blocks that loads which ended have not brought.
-        saved_blocks: Blocks that the store has taken.
-        unsaved_blocks: Blocks that it could not take.
-        failures: How many step loads have failed in all.
-        step_bytes: Bytes that step loads have brought.
-        step_s: Seconds for which steps waited for them.
-        committing: Saves whose blocks are being put.
-        refusal: Why the worker can neither load nor save; empty if it can.
+        loads: How many leading blocks a load has brought.
+        copied: Whether all layers of a save were copied; vLLM's blocks are not needed any more.
+        puts: How many blocks of a save the store has taken, and how many it could not take.
+        step_bytes: Bytes of step loads, on the worker with the most.
+        step_s: Seconds for which the slowest worker waited for them.
+        refusal: Why a worker can neither load nor save; empty if all can.
     """
 
-    copied: set[int] = field(default_factory=set)
-    dropped: set[int] = field(default_factory=set)
-    loaded_blocks: int = 0
-    loaded_bytes: int = 0
-    failed_blocks: int = 0
-    saved_blocks: int = 0
-    unsaved_blocks: int = 0
-    failures: int = 0
+    loads: dict[int, list[int]] = field(default_factory=dict)
+    copied: dict[int, list[bool]] = field(default_factory=dict)
+    puts: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     step_bytes: int = 0
     step_s: float = 0.0
-    committing: int = 0
     refusal: str = ""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> StepReport:
-        """Returns the sum of two reports of one worker."""
+        """Returns what two sets of workers did in the same step."""
         assert isinstance(other, StepReport)
         return StepReport(
-            self.copied | other.copied,
-            self.dropped | other.dropped,
-            self.loaded_blocks + other.loaded_blocks,
-            self.loaded_bytes + other.loaded_bytes,
-            self.failed_blocks + other.failed_blocks,
-            self.saved_blocks + other.saved_blocks,
-            self.unsaved_blocks + other.unsaved_blocks,
-            max(self.failures, other.failures),
-            self.step_bytes + other.step_bytes,
-            self.step_s + other.step_s,
-            other.committing,
+            _joined(self.loads, other.loads),
+            _joined(self.copied, other.copied),
+            _joined(self.puts, other.puts),
+            max(self.step_bytes, other.step_bytes),
+            max(self.step_s, other.step_s),
             self.refusal or other.refusal,
         )
 
     def __bool__(self) -> bool:
         """Whether it says anything."""
         return self != StepReport()
+
+
+def _joined(one: Mapping[int, list[_T]], other: Mapping[int, list[_T]]) -> dict[int, list[_T]]:
+    """Returns the lists of both."""
+    return {
+        number: [*one.get(number, ()), *other.get(number, ())]
+        for number in one.keys() | other.keys()
+    }

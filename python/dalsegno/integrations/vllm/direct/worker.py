@@ -2,102 +2,66 @@
 
 1. A load that runs inside a step has ended before the step reports: its last copy, and the check
    that its places were not reused meanwhile.
-2. A save reads vLLM's blocks layer by layer, after the layer was computed. A step that may write
-   these blocks waits for the copies first. What is not copied by then is not saved.
-3. Only what a step has computed from blocks that are there is saved: not after an exception, nor
-   after a failed step load, until the scheduler's half knows of it.
-4. What fails is a miss or a block that is not saved; nothing here ends a step.
+2. A save is of what a step has computed, not after an exception: see `saving.py`.
+3. What fails is a miss or a block that is not saved; nothing here ends a step.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from vllm.logger import init_logger
 
-import dalsegno
 from dalsegno.integrations.common.trouble import Trouble
-from dalsegno.integrations.vllm.direct import layout, space
-from dalsegno.integrations.vllm.direct.step import LoadJob, SaveJob, StepPlan, StepReport
+from dalsegno.integrations.vllm.direct import layout
+from dalsegno.integrations.vllm.direct.saving import WorkerSaves
+from dalsegno.integrations.vllm.direct.space import WorkerSpace
+from dalsegno.integrations.vllm.direct.step import LoadJob, StepPlan, StepReport
 
 logger = init_logger("vllm.dalsegno")
 
-# How long a step waits for copies of saves whose blocks it may overwrite. They take milliseconds.
-DRAIN_S = 1.0
-# How long a step waits to learn which blocks are present already.
-LOOKUP_S = 0.05
+# How long a step waits for a lease of blocks that are in their places.
+IN_PLACE_S = 1.0
 
 
 @dataclass
 class RunningLoad:
-    """A load under way."""
+    """A load under way; `load` is None if it could not begin."""
 
     job: LoadJob
-    load: Any
-    started: float
-
-
-@dataclass
-class RunningSave:
-    """A save under way.
-
-    Attributes:
-        job: What is saved.
-        writer: The put by layer.
-        pages: Where the blocks are, until all layers were copied.
-        count: Blocks that the store does not have yet.
-        layers: The copies of the layers that were started.
-        is_void: Whether it must not be committed.
-    """
-
-    job: SaveJob
-    writer: Any
-    pages: Any
-    count: int
-    layers: dict[int, Any] = field(default_factory=dict)
-    is_void: bool = False
-
-    def give_up(self) -> None:
-        """Lets it save nothing. Copies that run go on for a moment."""
-        self.is_void = True
-        for one in self.layers.values():
-            one.cancel()
-
-    def is_copied(self) -> bool:
-        """Whether no copy runs."""
-        return all(one.done() for one in self.layers.values())
+    load: Any = None
 
 
 class DirectWorker:
     """Copies blocks."""
 
-    def __init__(self, engine_id: str, config: Any, pages: int, store_timeout_s: float) -> None:
+    def __init__(self, config: Any, pages: int, store_timeout_s: float) -> None:
         """Waits for vLLM's KV cache.
 
         Args:
-            engine_id: vLLM's name of the engine.
             config: vLLM's `OffloadingConfig`.
             pages: Number of vLLM's blocks.
             store_timeout_s: Seconds that a put may take.
         """
         (group,) = config.groups
-        self._engine_id, self._pages = engine_id, pages
-        self._names, self._per_block = list(group.layer_names), config.cache.blocks_per_chunk
+        self._pages, self._per_block = pages, config.cache.blocks_per_chunk
+        self._names = list(group.layer_names)
         self._index = {name: at for at, name in enumerate(self._names)}
-        self._timeout_s = store_timeout_s
         self._slice_bytes = config.worker_kv_bytes_per_block // len(self._names) * self._per_block
+        rank = config.parallel.rank
+        self._space = WorkerSpace(config.engine_id, rank)
+        # Of ranks with equal bytes the first one saves.
+        self._saves_blocks = rank == 0 or not config.replicated_layout
         self._memory: Any = None
+        self._namespace: Any = None
         self._log = Trouble(logger)
         self._plan = StepPlan()
         self._step_loads: list[RunningLoad] = []
-        self._step_saves: list[RunningSave] = []
         self._loads: list[RunningLoad] = []
-        self._copying: list[RunningSave] = []
-        self._commits: list[tuple[RunningSave, Any]] = []
+        self._saves = WorkerSaves(len(self._names), self._per_block, store_timeout_s)
         self._hooks_run = True
-        self._failures = 0
         self._refusal = ""
         self._invalid: set[int] = set()
         self._report = StepReport()
@@ -121,45 +85,11 @@ class DirectWorker:
         if plan.must_drain:
             self.drain()
         self._plan, self._hooks_run = plan, True
-        store = space.of_engine(self._engine_id)
-        namespace = None if store is None else store.namespace
+        self._namespace = self._space.find(plan.space)
         self._report.refusal = self._refusal
-        for job in plan.saves:
-            if not self._is_sound():
-                self._end_save(job, is_dropped=True)
-            elif namespace is None or self._memory is None:
-                self._end_save(job, is_dropped=False)
-            else:
-                self._prepare_save(namespace, job)
-
-    def _is_sound(self) -> bool:
-        """Whether the step computes from blocks that are all there."""
-        return self._plan.seen_failures >= self._failures
-
-    def _prepare_save(self, namespace: Any, job: SaveJob) -> None:
-        """Begins a put by layer, unless there is nothing to save."""
-        try:
-            writer = namespace.layer_writer(job.chain, first=job.first, timeout_s=LOOKUP_S)
-            skipped = writer.first - job.first
-            if not writer.count:
-                return self._end_save(job, is_dropped=False)
-        except Exception as error:  # noqa: BLE001 - blocks that are not saved are misses later
-            self._log.log("save", error)
-            is_passing = isinstance(error, dalsegno.UnavailableError)
-            return self._end_save(job, is_dropped=is_passing)
-        try:
-            pages = self._memory.blocks(job.pages[skipped * self._per_block :])
-        except dalsegno.InvalidError:
-            # Another request that has some of these blocks saves them at the moment.
-            return self._end_save(job, is_dropped=True)
-        self._step_saves.append(RunningSave(job, writer, pages, writer.count))
-        return None
-
-    def _end_save(self, job: SaveJob, *, is_dropped: bool) -> None:
-        """Reports that a save needs vLLM's blocks no more."""
-        self._report.copied.add(job.number)
-        if is_dropped:
-            self._report.dropped.add(job.number)
+        if self._saves_blocks:
+            self._saves.decide(plan.confirmed, plan.void, self._report)
+            self._saves.begin(plan.saves, self._namespace, self._memory, self._report)
 
     def start_loads(self, *, hooks_run: bool) -> None:
         """Starts the loads of the step.
@@ -170,25 +100,29 @@ class DirectWorker:
         self._hooks_run = hooks_run
         loads, self._plan.loads = self._plan.loads, []
         for job in loads:
-            self._start_load(job)
+            running = RunningLoad(job)
+            try:
+                running.load = None if job.is_void else self._begin_load(job)
+            except Exception as error:  # noqa: BLE001 - its blocks are computed
+                self._log.log("load", error)
+            (self._step_loads if job.is_in_step else self._loads).append(running)
         if not hooks_run:
             self._end_step_loads()
 
-    def _start_load(self, job: LoadJob) -> None:
-        running = RunningLoad(job, None, time.monotonic())
-        try:
-            pages = None if job.is_void else self._memory.blocks(job.pages)
-            if pages is None:
-                pass
-            elif job.lease is not None:
-                running.load = job.lease.load(pages, timeout_s=job.timeout_s)
-            else:
-                store = space.of_engine(self._engine_id)
-                if store is not None and store.namespace is not None:
-                    running.load = store.namespace.load(job.chain, pages, timeout_s=job.timeout_s)
-        except Exception as error:  # noqa: BLE001 - its blocks are computed
-            self._log.log("load", error)
-        (self._loads if job.lease is None else self._step_loads).append(running)
+    def _begin_load(self, job: LoadJob) -> Any:
+        """Starts a load; returns None if there is nothing to load from."""
+        namespace, lease = self._namespace, job.lease
+        if self._memory is None or (namespace is None and lease is None):
+            return None
+        if not job.is_in_step:
+            pages = self._memory.blocks(job.pages)
+            return namespace.load(job.chain, pages, timeout_s=job.timeout_s)
+        if lease is None:
+            # The scheduler's lease keeps the blocks where they are.
+            with namespace.lease(job.chain, timeout_s=min(IN_PLACE_S, job.timeout_s)) as lease:
+                pages = self._memory.blocks(job.pages[: len(lease) * self._per_block])
+                return lease.load(pages, timeout_s=job.timeout_s) if len(lease) else None
+        return lease.load(self._memory.blocks(job.pages), timeout_s=job.timeout_s)
 
     def wait_for_layer(self, name: str) -> None:
         """Waits until a layer of all loads of the step is there."""
@@ -204,15 +138,8 @@ class DirectWorker:
     def save_layer(self, name: str) -> None:
         """Starts to copy a layer of the step's saves."""
         at = self._index.get(name)
-        for save in self._step_saves if at is not None else ():
-            self._copy_layer(save, at)
-
-    def _copy_layer(self, save: RunningSave, at: int | None) -> None:
-        if at is not None and at not in save.layers:
-            try:
-                save.layers[at] = save.writer.submit_store_layer(at, save.pages)
-            except Exception as error:  # noqa: BLE001 - the blocks are not saved
-                self._log.log("save", error)
+        if at is not None:
+            self._saves.copy_layer(at)
 
     def end_step(self, *, is_aborted: bool) -> None:
         """Ends the loads of the step, and keeps those saves whose layers it has computed.
@@ -221,15 +148,10 @@ class DirectWorker:
             is_aborted: Whether the step has raised an exception.
         """
         self._end_step_loads()
-        for save in self._step_saves:
-            # Without hooks, nobody said when a layer was there. Now all are.
-            for at in range(len(self._names)) if not (self._hooks_run or is_aborted) else ():
-                self._copy_layer(save, at)
-            is_complete = len(save.layers) == len(self._names)
-            if is_aborted or not is_complete or not self._is_sound():
-                save.give_up()
-        self._copying += self._step_saves
-        self._step_saves = []
+        # Without hooks, nobody said when a layer was there. Now all are.
+        for at in range(len(self._names)) if not (self._hooks_run or is_aborted) else ():
+            self._saves.copy_layer(at)
+        self._saves.end_step(has_computed=not is_aborted)
 
     def _end_step_loads(self) -> None:
         for running in self._step_loads:
@@ -237,9 +159,6 @@ class DirectWorker:
             count = self._end_load(running)
             self._report.step_s += time.monotonic() - started
             self._report.step_bytes += count * len(self._names) * self._slice_bytes
-            if count < len(running.job.chain):
-                self._failures += 1
-                self._report.failures = self._failures
         self._step_loads = []
 
     def _end_load(self, running: RunningLoad) -> int:
@@ -252,25 +171,16 @@ class DirectWorker:
             except Exception as error:  # noqa: BLE001 - its blocks are computed
                 self._log.log("load", error)
         self._invalid |= set(job.pages[count * self._per_block :])
-        self._report.loaded_blocks += count
-        self._report.failed_blocks += len(job.chain) - count
-        self._report.loaded_bytes += count * len(self._names) * self._slice_bytes
+        self._report.loads[job.number] = [count]
         return count
 
     def drain(self) -> None:
-        """Waits until no save that will be committed reads vLLM's blocks."""
-        until = time.monotonic() + DRAIN_S
-        for save in self._copying:
-            for one in save.layers.values() if not save.is_void else ():
-                one.wait(max(0.0, until - time.monotonic()))
-            if not save.is_copied():
-                save.give_up()
-        self._commit_copied()
+        """Waits until no save that may be put reads vLLM's blocks."""
+        self._saves.drain(self._report)
 
     def finished(self) -> set[str]:
         """Returns the requests whose loads have ended."""
-        self._commit_copied()
-        self._end_commits()
+        self._saves.poll(self._report)
         loads, self._loads, ended = self._loads, [], list[RunningLoad]()
         for running in loads:
             is_done = running.load is None or running.load.done()
@@ -279,52 +189,6 @@ class DirectWorker:
             self._end_load(running)
         return {running.job.request_id for running in ended}
 
-    def _commit_copied(self) -> None:
-        """Puts the blocks of which all layers were copied, and gives vLLM's blocks back."""
-        copying, self._copying = self._copying, []
-        for save in copying:
-            # Asked once: it may be copied a moment later.
-            if not save.is_copied():
-                self._copying.append(save)
-                continue
-            save.pages = None
-            self._end_save(save.job, is_dropped=save.is_void)
-            if save.is_void:
-                continue
-            try:
-                for one in save.layers.values():
-                    one.result()
-            except Exception as error:  # noqa: BLE001 - the blocks are not saved
-                self._report.unsaved_blocks += save.count
-                self._log.log("save", error)
-            else:
-                self._commit(save)
-
-    def _commit(self, save: RunningSave) -> None:
-        """Starts to put the blocks of a save, all of which were copied."""
-        try:
-            self._commits.append((save, save.writer.submit_commit(timeout_s=self._timeout_s)))
-        except Exception as error:  # noqa: BLE001 - the blocks are not saved
-            self._report.unsaved_blocks += save.count
-            self._log.log("save", error)
-
-    def _end_commits(self) -> None:
-        """Reports how the puts ended."""
-        commits, self._commits = self._commits, []
-        for save, commit in commits:
-            if not commit.done():
-                self._commits.append((save, commit))
-                continue
-            if commit.throttled:
-                self._commit(save)
-                continue
-            try:
-                commit.result()
-                self._report.saved_blocks += save.count
-            except Exception as error:  # noqa: BLE001 - the blocks are not saved
-                self._report.unsaved_blocks += save.count
-                self._log.log("save", error)
-
     def take_invalid(self) -> set[int]:
         """Returns vLLM's blocks that loads have not brought."""
         invalid, self._invalid = self._invalid, set()
@@ -332,7 +196,6 @@ class DirectWorker:
 
     def take_report(self) -> StepReport | None:
         """Returns what was done since the last call."""
-        self._report.committing = len(self._commits)
         report, self._report = self._report, StepReport()
         return report or None
 
@@ -342,6 +205,6 @@ class DirectWorker:
             if running.load is not None:
                 running.load.cancel()
                 running.load.wait()
-        self.end_step(is_aborted=True)
-        self.drain()
-        self._loads, self._memory = [], None
+        self._saves.close()
+        self._step_loads, self._loads, self._memory, self._namespace = [], [], None, None
+        self._space.close()

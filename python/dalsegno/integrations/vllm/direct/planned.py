@@ -1,0 +1,203 @@
+"""The loads and saves that the scheduler's half has planned, until all workers have ended them.
+
+1. The blocks of a save are put only when the scheduler's half has confirmed it: all workers have
+   copied them, and no step load had failed when these steps ended. After a failed load, what ranks
+   compute is wrong on all of them, also on those whose own load was right.
+2. Whatever makes blocks doubtful (a failed step load, a reset, changed weights) voids all saves
+   that are not confirmed. A voided save may be planned again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dalsegno.integrations.vllm.direct.step import LoadJob, SaveJob, StepPlan, StepReport
+
+# Blocks whose failed loads are remembered.
+MOST_FAILING = 4096
+
+
+@dataclass
+class PlannedLoad:
+    """A load.
+
+    Attributes:
+        job: What is loaded.
+        first: Position of its first block in the prompt.
+        leases: The blocks in their places, by namespace, if they are loaded inside a step.
+        counts: How many leading blocks the workers have brought that have ended.
+    """
+
+    job: LoadJob
+    first: int
+    leases: Sequence[Any]
+    counts: list[int] = field(default_factory=list)
+
+    @property
+    def loaded(self) -> int:
+        """How many leading blocks are there on all workers."""
+        return min(self.counts)
+
+
+class PlannedLoads:
+    """All loads that have not ended."""
+
+    def __init__(self, workers: int, pause_s: float) -> None:
+        """Starts with none.
+
+        Args:
+            workers: How many workers load each block.
+            pause_s: Seconds for which a block is not tried again after its load has failed.
+        """
+        self._workers, self._pause_s = workers, pause_s
+        self._next = 0
+        self._running: dict[int, PlannedLoad] = {}
+        # Names of blocks for which requests wait, and until when others wait for them too.
+        self._awaited: dict[bytes, float] = {}
+        # Names of blocks whose load has failed, and until when none is tried.
+        self._failing: dict[bytes, float] = {}
+
+    def add(self, planned: PlannedLoad) -> None:
+        """Adds a load, and gives it its number."""
+        self._next += 1
+        job = planned.job
+        job.number = self._next
+        self._running[job.number] = planned
+        if not job.is_in_step:
+            until = time.monotonic() + job.timeout_s
+            self._awaited.update((name, until) for name in job.chain)
+
+    def awaits(self, name: bytes) -> bool:
+        """Whether a block is being loaded for a request that waits for it."""
+        return _is_before(self._awaited, name)
+
+    def without_failing(self, names: list[bytes]) -> list[bytes]:
+        """Returns the blocks before the first one whose load has failed a short time ago."""
+        bad = (at for at, name in enumerate(names) if _is_before(self._failing, name))
+        return names[: next(bad, len(names))]
+
+    def take(self, report: StepReport) -> list[PlannedLoad]:
+        """Takes what workers report; returns the loads that have ended on all of them."""
+        ended = []
+        for number, counts in report.loads.items():
+            planned = self._running.get(number)
+            if planned is None:
+                continue
+            planned.counts += counts
+            if len(planned.counts) >= self._workers:
+                ended.append(self._end(number))
+        return ended
+
+    def _end(self, number: int) -> PlannedLoad:
+        planned = self._running.pop(number)
+        job = planned.job
+        for name in job.chain if not job.is_in_step else ():
+            self._awaited.pop(name, None)
+        now = time.monotonic()
+        self._failing = {name: until for name, until in self._failing.items() if until > now}
+        failed = job.chain[planned.loaded : planned.loaded + 1]
+        if not job.is_void and len(self._failing) < MOST_FAILING:
+            self._failing.update((name, now + self._pause_s) for name in failed)
+        for lease in planned.leases:
+            lease.release()
+        return planned
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a load has not ended."""
+        return bool(self._running)
+
+
+@dataclass
+class PlannedSave:
+    """A save: the blocks are copied, then confirmed, then put.
+
+    Attributes:
+        job: What is saved.
+        copied: Whether the workers have copied all layers that have ended.
+        puts: What became of its blocks, on the workers that have put them.
+    """
+
+    job: SaveJob
+    copied: list[bool] = field(default_factory=list)
+    puts: list[tuple[int, int]] = field(default_factory=list)
+
+
+class PlannedSaves:
+    """All saves that have not ended."""
+
+    def __init__(self, workers: int) -> None:
+        """Starts with none.
+
+        Args:
+            workers: How many workers save each block.
+        """
+        self._workers = workers
+        self._last, self._void_up_to = 0, 0
+        self._copying: dict[int, PlannedSave] = {}
+        # Copied by all workers, or given up by one.
+        self._copied: dict[int, PlannedSave] = {}
+        self._putting: dict[int, PlannedSave] = {}
+        # vLLM's blocks that are being copied.
+        self._read: Counter[int] = Counter()
+
+    def add(self, request_id: str, chain: list[bytes], first: int, pages: list[int]) -> SaveJob:
+        """Adds a save; the arguments are those of `SaveJob`."""
+        self._last += 1
+        job = SaveJob(self._last, request_id, chain, first, pages)
+        self._copying[job.number] = PlannedSave(job)
+        self._read.update(pages)
+        return job
+
+    def read(self, pages: Iterable[int]) -> bool:
+        """Whether some of vLLM's blocks are being copied."""
+        return any(page in self._read for page in pages)
+
+    def void(self) -> None:
+        """Voids every save that is not confirmed. May be called from any thread."""
+        self._void_up_to = self._last
+
+    def take(self, report: StepReport) -> list[PlannedSave]:
+        """Takes what workers report; returns the saves whose puts have ended on all of them."""
+        for number, copied in report.copied.items():
+            if (save := self._copying.get(number)) is None:
+                continue
+            save.copied += copied
+            if len(save.copied) >= self._workers:
+                self._copied[number] = self._copying.pop(number)
+                self._read -= Counter(save.job.pages)
+        ended = []
+        for number, puts in report.puts.items():
+            if (save := self._putting.get(number)) is None:
+                continue
+            save.puts += puts
+            if len(save.puts) >= self._workers:
+                ended.append(self._putting.pop(number))
+        return ended
+
+    def decide(self, plan: StepPlan) -> list[SaveJob]:
+        """Confirms or voids all saves that were copied; returns those that save nothing."""
+        copied, self._copied, dropped = self._copied, {}, []
+        for number, save in copied.items():
+            if all(save.copied) and number > self._void_up_to:
+                plan.confirmed.append(number)
+                self._putting[number] = save
+            else:
+                plan.void.append(number)
+                dropped.append(save.job)
+        return dropped
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a save has not ended."""
+        return bool(self._copying or self._copied or self._putting)
+
+
+def _is_before(times: dict[bytes, float], name: bytes) -> bool:
+    """Whether it is before the time of a block."""
+    until = times.get(name)
+    return until is not None and time.monotonic() < until

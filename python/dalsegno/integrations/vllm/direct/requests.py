@@ -1,0 +1,114 @@
+"""What the scheduler's half knows of a request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dalsegno.integrations.vllm import inputs
+
+
+@dataclass
+class Offer:
+    """What a request was promised.
+
+    Attributes:
+        first: Position of the first promised block in the prompt.
+        count: Number of blocks.
+        leases: The blocks in their places, by namespace, if they may be loaded inside the step.
+        is_void: Whether they must not be loaded any more.
+    """
+
+    first: int
+    count: int
+    leases: Sequence[Any] = ()
+    is_void: bool = False
+
+
+@dataclass
+class DirectRequest:
+    """What is known about a request.
+
+    Attributes:
+        request: vLLM's.
+        content: Its media; None without.
+        names: Names of its blocks, as far as they are known.
+        pages: vLLM's blocks, in the order of the prompt.
+        offer: What it was promised last.
+        next_save: Position of the first block that is neither loaded nor saved.
+        counted: How many of its blocks were counted as looked up.
+        retries: How many of its saves were given up and planned again.
+        is_stale: Whether some of its blocks may be of weights that were replaced: none is saved.
+    """
+
+    request: Any
+    content: inputs.Content | None
+    names: list[bytes] = field(default_factory=list)
+    pages: list[int] = field(default_factory=list)
+    offer: Offer | None = None
+    next_save: int = 0
+    counted: int = 0
+    retries: int = 0
+    is_stale: bool = False
+
+    def forget_pages(self) -> None:
+        """Notes that vLLM took its blocks, and computes all of it again."""
+        self.pages.clear()
+        self.next_save, self.is_stale = 0, False
+
+    def names_of_blocks(self, hashes_per_block: int, tokens_per_block: int) -> list[bytes]:
+        """Returns the names of all full blocks.
+
+        Args:
+            hashes_per_block: How many of vLLM's hashes a block of the store has.
+            tokens_per_block: Tokens of a block of the store.
+        """
+        each = hashes_per_block
+        new = self.request.block_hashes[len(self.names) * each + each - 1 :: each]
+        if self.content is None:
+            self.names += map(bytes, new)
+        else:
+            for one in new:
+                end = (len(self.names) + 1) * tokens_per_block
+                self.names.append(self.content.name(bytes(one), end))
+        return self.names
+
+    @property
+    def may_load(self) -> bool:
+        """Whether blocks may be loaded, as the request and its parameters say."""
+        # vLLM computes all of a prompt for the log-probabilities of its tokens.
+        if getattr(self.request, "skip_reading_prefix_cache", False):
+            return False
+        tiers = self._parameters.get("kv_load_tiers")
+        return tiers is None or any(one.get("medium") == "STORAGE" for one in tiers)
+
+    @property
+    def loadable_tokens(self) -> int:
+        """Tokens of which blocks may be loaded, all but the last one."""
+        tokens: int = self.request.num_tokens
+        most = self._limit("max_load_tokens")
+        return tokens if most is None else min(tokens, most + 1)
+
+    def savable_tokens(self, computed: int, *, prompt_only: bool) -> int:
+        """Returns of how many tokens blocks may be saved.
+
+        Args:
+            computed: Tokens that vLLM has computed after a step.
+            prompt_only: Whether only blocks of prompts are saved.
+        """
+        limits = [computed, self.request.num_tokens]
+        if prompt_only:
+            limits.append(self.request.num_prompt_tokens)
+        if (most := self._limit("max_offload_tokens")) is not None:
+            limits.append(most)
+        return min(limits)
+
+    @property
+    def _parameters(self) -> dict[str, Any]:
+        return getattr(self.request, "kv_transfer_params", None) or {}
+
+    def _limit(self, name: str) -> int | None:
+        """Returns a number of tokens that the parameters give."""
+        most = self._parameters.get(name)
+        return most if type(most) is int and most >= 0 else None

@@ -1,0 +1,212 @@
+"""Saves of one worker: layers are copied out of vLLM's KV cache, and put when they are confirmed.
+
+1. A save reads vLLM's blocks layer by layer, after the layer was computed. A step that may write
+   these blocks waits for the copies first. What is not copied by then is not saved.
+2. A copied save waits until the scheduler's half confirms it: see `planned.py`.
+3. What fails is a block that is not saved; nothing here ends a step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm.logger import init_logger
+
+import dalsegno
+from dalsegno.integrations.common.trouble import Trouble
+from dalsegno.integrations.vllm.direct.step import SaveJob, StepReport
+
+logger = init_logger("vllm.dalsegno")
+
+# How long a step waits for copies of saves whose blocks it may overwrite. They take milliseconds.
+DRAIN_S = 1.0
+# How long a step waits to learn which blocks are present already.
+LOOKUP_S = 0.05
+
+
+@dataclass
+class RunningSave:
+    """A save under way.
+
+    Attributes:
+        job: What is saved.
+        writer: The put by layer; None if there is nothing to put.
+        pages: Where the blocks are, until all layers were copied.
+        layers: The copies of the layers that were started.
+        is_void: Whether it must put nothing.
+    """
+
+    job: SaveJob
+    writer: Any = None
+    pages: Any = None
+    layers: dict[int, Any] = field(default_factory=dict)
+    is_void: bool = False
+
+    def give_up(self) -> None:
+        """Lets it save nothing. Copies that run go on for a moment."""
+        self.is_void = True
+        for one in self.layers.values():
+            one.cancel()
+
+    def is_copied(self) -> bool:
+        """Whether no copy runs."""
+        return all(one.done() for one in self.layers.values())
+
+
+class WorkerSaves:
+    """All saves of a worker."""
+
+    def __init__(self, layers: int, pages_per_block: int, timeout_s: float) -> None:
+        """Starts with none.
+
+        Args:
+            layers: Number of layers.
+            pages_per_block: vLLM's blocks that hold one block of the store.
+            timeout_s: Seconds that a put may take.
+        """
+        self._layers, self._per_block, self._timeout_s = layers, pages_per_block, timeout_s
+        self._log = Trouble(logger)
+        self._in_step: list[RunningSave] = []
+        self._copying: list[RunningSave] = []
+        # Copied and not confirmed, by number.
+        self._copied: dict[int, RunningSave] = {}
+        self._puts: list[tuple[RunningSave, Any]] = []
+
+    def begin(
+        self, jobs: Iterable[SaveJob], namespace: Any, memory: Any, report: StepReport
+    ) -> None:
+        """Prepares the saves of a step.
+
+        Args:
+            jobs: What to save.
+            namespace: Where to; None: nothing is saved.
+            memory: vLLM's KV cache; None: nothing is saved.
+            report: Takes those that have ended.
+        """
+        for job in jobs:
+            if namespace is None or memory is None:
+                report.copied[job.number] = [False]
+            else:
+                self._prepare(job, namespace, memory, report)
+
+    def _prepare(self, job: SaveJob, namespace: Any, memory: Any, report: StepReport) -> None:
+        """Begins a put by layer, unless all blocks are present."""
+        try:
+            writer = namespace.layer_writer(job.chain, first=job.first, timeout_s=LOOKUP_S)
+            skipped = writer.first - job.first
+            if not writer.count:
+                self._end_copies(RunningSave(job), report)
+                return
+            # Refused if another request saves some of these blocks at the moment.
+            pages = memory.blocks(job.pages[skipped * self._per_block :])
+        except Exception as error:  # noqa: BLE001 - blocks that are not saved are misses later
+            if not isinstance(error, dalsegno.InvalidError):
+                self._log.log("save", error)
+            report.copied[job.number] = [False]
+            return
+        self._in_step.append(RunningSave(job, writer, pages))
+
+    def copy_layer(self, at: int) -> None:
+        """Starts to copy a layer of the step's saves."""
+        for save in self._in_step:
+            if at in save.layers:
+                continue
+            try:
+                save.layers[at] = save.writer.submit_store_layer(at, save.pages)
+            except Exception as error:  # noqa: BLE001 - the blocks are not saved
+                self._log.log("save", error)
+
+    def end_step(self, *, has_computed: bool) -> None:
+        """Keeps those saves of which all layers are being copied.
+
+        Args:
+            has_computed: Whether the step has computed all layers.
+        """
+        for save in self._in_step:
+            if not has_computed or len(save.layers) < self._layers:
+                save.give_up()
+        self._copying += self._in_step
+        self._in_step = []
+
+    def drain(self, report: StepReport) -> None:
+        """Waits until no save that may be put reads vLLM's blocks."""
+        until = time.monotonic() + DRAIN_S
+        for save in self._copying:
+            for one in save.layers.values() if not save.is_void else ():
+                one.wait(max(0.0, until - time.monotonic()))
+            if not save.is_copied():
+                save.give_up()
+        self.poll(report)
+
+    def poll(self, report: StepReport) -> None:
+        """Gives vLLM's blocks back that were copied, and reports how puts ended."""
+        copying, self._copying = self._copying, []
+        for save in copying:
+            # Asked once: it may be copied a moment later.
+            if save.is_copied():
+                self._end_copies(save, report)
+            else:
+                self._copying.append(save)
+        puts, self._puts = self._puts, []
+        for save, put in puts:
+            if not put.done():
+                self._puts.append((save, put))
+            elif put.throttled:
+                self._put(save, report)
+            else:
+                self._end_put(save, put, report)
+
+    def _end_copies(self, save: RunningSave, report: StepReport) -> None:
+        """Keeps a save until it is confirmed, if all of its layers were copied."""
+        save.pages = None
+        try:
+            for one in save.layers.values():
+                one.result()
+        except Exception as error:  # noqa: BLE001 - the blocks are not saved
+            if not save.is_void:
+                self._log.log("save", error)
+            save.is_void = True
+        report.copied[save.job.number] = [not save.is_void]
+        if not save.is_void:
+            self._copied[save.job.number] = save
+
+    def decide(self, confirmed: Iterable[int], void: Iterable[int], report: StepReport) -> None:
+        """Puts the blocks of saves that were confirmed, and drops those that are void."""
+        for number in void:
+            self._copied.pop(number, None)
+        for number in confirmed:
+            save = self._copied.pop(number, None)
+            if save is None or save.writer is None:
+                # Every block was present.
+                report.puts[number] = [(0, 0)]
+            else:
+                self._put(save, report)
+
+    def _put(self, save: RunningSave, report: StepReport) -> None:
+        try:
+            self._puts.append((save, save.writer.submit_commit(timeout_s=self._timeout_s)))
+        except Exception as error:  # noqa: BLE001 - the blocks are not saved
+            report.puts[save.job.number] = [(0, save.writer.count)]
+            self._log.log("save", error)
+
+    def _end_put(self, save: RunningSave, put: Any, report: StepReport) -> None:
+        count = save.writer.count
+        try:
+            put.result()
+            report.puts[save.job.number] = [(count, 0)]
+        except Exception as error:  # noqa: BLE001 - the blocks are not saved
+            report.puts[save.job.number] = [(0, count)]
+            self._log.log("save", error)
+
+    def close(self) -> None:
+        """Waits for everything that reads vLLM's KV cache, and for puts that were confirmed."""
+        self.end_step(has_computed=False)
+        report = StepReport()
+        self.drain(report)
+        until = time.monotonic() + DRAIN_S
+        for _, put in self._puts:
+            put.wait(max(0.0, until - time.monotonic()))
+        self._copied.clear()

@@ -1,0 +1,464 @@
+"""A small engine around both halves of the direct path, whose KV cache has known right bytes.
+
+It makes vLLM's calls in vLLM's order: requests with prefix caching, chunked prefill, preemption,
+and recovery from failed loads. It computes a block by writing bytes that follow from the tokens up
+to its end, but noise if a block that it depends on does not have its right bytes on some rank: as
+in a model, what is computed from wrong blocks is wrong, on all ranks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import pickle
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from tests.integration.vllm import tiers
+from tests.integration.vllm.slow_copies import SlowNamespace
+from vllm.v1.kv_offload.config import OffloadingCacheConfig
+
+from dalsegno.integrations.vllm.direct.scheduler import DirectScheduler
+from dalsegno.integrations.vllm.direct.step import StepPlan, StepReport
+from dalsegno.integrations.vllm.direct.worker import DirectWorker
+from dalsegno.integrations.vllm.settings import ConnectorSettings, expand
+from dalsegno_bench.vllm.rig import group_config, offloading_config, parallel_config
+
+LAYERS, TOKENS, PAGE = 3, 4, 4096
+NAMES = tuple(f"layer.{at}" for at in range(LAYERS))
+# Tokens that a request computes in a step.
+CHUNK = 10
+PATIENCE_S = 20.0
+
+
+def prefix_name(tokens: Sequence[int]) -> bytes:
+    """vLLM's hash of a block that ends with these tokens."""
+    return hashlib.sha256(repr(list(tokens)).encode()).digest()
+
+
+def right_bytes(name: bytes, layer: int, rank: int) -> torch.Tensor:
+    """What one layer of a block has on a rank."""
+    halves = [hashlib.sha256(name + bytes([layer, rank, half])).digest() for half in (0, 1)]
+    whole = b"".join(seed * (PAGE // 2 // len(seed)) for seed in halves)
+    return torch.frombuffer(bytearray(whole), dtype=torch.uint8)
+
+
+@dataclass
+class Asked:
+    """A request as vLLM's scheduler has it."""
+
+    request_id: str
+    tokens: list[int]
+    num_prompt_tokens: int
+    most_tokens: int
+    num_computed_tokens: int = 0
+    kv_transfer_params: dict[str, Any] | None = None
+    pages: list[int] = field(default_factory=list)
+    was_preempted: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def block_hashes(self) -> list[bytes]:
+        ends = range(TOKENS, len(self.tokens) + 1, TOKENS)
+        return [prefix_name(self.tokens[:end]) for end in ends]
+
+
+class Pages:
+    """vLLM's blocks: which are free, which are shared, and which prefix each has."""
+
+    def __init__(self, count: int) -> None:
+        self.free = list(range(count))
+        self.users: Counter[int] = Counter()
+        self.cached: dict[bytes, int] = {}
+
+    def cached_prefix(self, request: Asked) -> list[int]:
+        """The blocks with the longest prefix of a request, without its last token."""
+        found = []
+        for name in request.block_hashes[: (request.num_tokens - 1) // TOKENS]:
+            if name not in self.cached:
+                break
+            found.append(self.cached[name])
+        return found
+
+    def share(self, pages: Sequence[int]) -> None:
+        for page in pages:
+            self.users[page] += 1
+            if page in self.free:
+                self.free.remove(page)
+
+    def take(self, count: int) -> list[int]:
+        taken, self.free = self.free[:count], self.free[count:]
+        self.users.update(taken)
+        self.forget(taken)
+        return taken
+
+    def forget(self, pages: Sequence[int]) -> None:
+        self.cached = {name: page for name, page in self.cached.items() if page not in pages}
+
+    def give_back(self, pages: Sequence[int]) -> None:
+        for page in reversed(pages):
+            self.users[page] -= 1
+            if not self.users[page]:
+                del self.users[page]
+                self.free.append(page)
+
+
+class Rig:
+    """The engine.
+
+    Attributes:
+        scheduler: The scheduler's half.
+        workers: The workers' halves, by rank.
+        caches: The KV cache of each rank: layer -> blocks.
+        failing: By rank, how many of the next step loads bring nothing.
+        hooks_run: Whether steps call the hooks of layers; full CUDA graphs do not.
+        counts: What was counted.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        pages: int = 24,
+        ranks: int = 1,
+        pages_per_block: int = 1,
+        **settings: Any,
+    ) -> None:
+        self.ranks, self.pages, self.per_block = ranks, Pages(pages), pages_per_block
+        offloading = offloading_config(
+            LAYERS * PAGE,
+            TOKENS,
+            engine_id=str(folder),
+            groups=(group_config(TOKENS, NAMES, 0),),
+            cache=OffloadingCacheConfig(TOKENS, pages_per_block),
+            parallel=parallel_config(world_size=ranks, tp_size=ranks),
+        )
+        extra = {"path": str(folder), "capacity": "64MiB", "cpu_bytes_to_use": "8MiB"}
+        extra |= {"path_to_engine": "direct", "max_step_load_s": 60.0, **settings}
+        known = ConnectorSettings.of_extra(expand(extra, on_cpu=True))
+        engine = SimpleNamespace(
+            model_config=SimpleNamespace(is_encoder_decoder=False),
+            cache_config=SimpleNamespace(enable_prefix_caching=True),
+            kv_transfer_config=SimpleNamespace(kv_load_failure_policy="recompute"),
+        )
+        known = dataclasses.replace(known, identity=tiers.IDENTITY)
+        self.scheduler = DirectScheduler(known, offloading, engine)
+        self.caches, self.workers = [], []
+        # Keys and values apart, as vLLM has them on the CPU.
+        shape = (2, pages, PAGE // 2)
+        for rank in range(ranks):
+            cache = {name: torch.zeros(shape, dtype=torch.uint8) for name in NAMES}
+            parallel = parallel_config(world_size=ranks, tp_size=ranks, rank=rank)
+            own = dataclasses.replace(offloading, parallel=parallel)
+            worker = DirectWorker(own, pages, 60.0)
+            worker.register(cache)
+            self.caches.append(cache)
+            self.workers.append(worker)
+        self.waiting: list[Asked] = []
+        self.running: list[Asked] = []
+        # Requests that wait for their load, and how many tokens it brings.
+        self.remote: dict[str, Asked] = {}
+        self.ended_remote: dict[str, Asked] = {}
+        self.failing: Counter[int] = Counter()
+        self.hooks_run = True
+        self.counts: Counter[str] = Counter()
+        self._preempted: set[str] = set()
+        self._ended: Counter[str] = Counter()
+
+    def slow_down(self) -> None:
+        """Lets copies end as late as they may."""
+        opened = self.scheduler._store.opened
+        assert opened is not None
+        for name, namespace in opened.namespaces.items():
+            opened.namespaces[name] = SlowNamespace(namespace)  # type: ignore[index]
+
+    def ask(self, name: str, tokens: Sequence[int], answers: int = 2) -> Asked:
+        """Begins a request that ends after so many tokens of its answer."""
+        request = Asked(name, list(tokens), len(tokens), most_tokens=len(tokens) + answers)
+        self.scheduler.on_new_request(request)
+        self.waiting.append(request)
+        return request
+
+    def abort(self, request: Asked) -> None:
+        """Ends a request, wherever it is."""
+        for queue in (self.waiting, self.running):
+            if request in queue:
+                queue.remove(request)
+        self.scheduler.finished(request)
+        if request.request_id in self.remote:
+            # Its blocks are written until the load has ended.
+            self.ended_remote[request.request_id] = self.remote.pop(request.request_id)
+        else:
+            self.pages.give_back(request.pages)
+
+    def preempt(self, request: Asked) -> None:
+        """Takes the blocks of a running request."""
+        self.running.remove(request)
+        self.pages.give_back(request.pages)
+        request.pages, request.num_computed_tokens, request.was_preempted = [], 0, True
+        self._preempted.add(request.request_id)
+        self.waiting.insert(0, request)
+
+    def step(self) -> None:
+        """Schedules and runs one step."""
+        new, cached, tokens = [], [], dict[str, int]()
+        for one in list(self.running):
+            while one in self.running:
+                if (given := self._grow(one)) is not None:
+                    cached.append((one, given, False))
+                    break
+                self.preempt(self.running[-1])
+        for one in list(self.waiting):
+            if (given := self._admit(one)) is not None:
+                (cached if one.was_preempted else new).append((one, given, True))
+        if not (new or cached or self.remote):
+            self._unblock()
+        for one, *_ in [*new, *cached]:
+            tokens[one.request_id] = min(CHUNK, one.num_tokens - one.num_computed_tokens)
+            self._cache_pages(one, one.num_computed_tokens + tokens[one.request_id])
+        output = _output(new, cached, tokens, self._preempted)
+        self._preempted = set()
+        plan = self.scheduler.plan(output)
+        for one, *_ in [*new, *cached]:
+            one.num_computed_tokens += tokens[one.request_id]
+        requests = [one for one, *_ in [*new, *cached]]
+        self._run(plan, requests, tokens)
+
+    def _unblock(self) -> None:
+        """Takes the blocks of a request that was loaded, if such requests have all of them."""
+        holding = [one for one in self.waiting if one.pages]
+        if holding:
+            self.waiting.remove(holding[-1])
+            self.running.append(holding[-1])
+            self.preempt(holding[-1])
+
+    def _grow(self, request: Asked) -> list[int] | None:
+        """Gives a running request blocks for its next tokens; None if there are too few."""
+        count = min(CHUNK, request.num_tokens - request.num_computed_tokens)
+        needed = -(-(request.num_computed_tokens + count) // TOKENS) - len(request.pages)
+        if needed > len(self.pages.free):
+            return None
+        given = self.pages.take(max(0, needed))
+        request.pages += given
+        return given
+
+    def _admit(self, request: Asked) -> list[int] | None:
+        """Lets a request run, or wait for a load; returns all of its blocks if it runs."""
+        is_loaded = request.num_computed_tokens > 0
+        if is_loaded:
+            own, external, is_async = request.pages, 0, False
+        else:
+            own = self.pages.cached_prefix(request)
+            external, is_async = self.scheduler.matched_tokens(request, len(own) * TOKENS)
+            if external is None:
+                self.counts["deferred"] += 1
+                return None
+        known = request.num_computed_tokens if is_loaded else len(own) * TOKENS + external
+        count = 0 if is_async else min(CHUNK, request.num_tokens - known)
+        self.pages.share(() if is_loaded else own)
+        needed = -(-(known + count) // TOKENS) - len(own)
+        if needed > len(self.pages.free):
+            self.pages.give_back(() if is_loaded else own)
+            return None
+        request.pages = [*own, *self.pages.take(max(0, needed))]
+        if not is_loaded:
+            self.scheduler.allocated(request, list(request.pages), external)
+        request.num_computed_tokens = known
+        self.waiting.remove(request)
+        if is_async:
+            self.remote[request.request_id] = request
+            return None
+        if external:
+            self.counts["step_loaded"] += external // TOKENS
+        self.running.append(request)
+        return list(request.pages)
+
+    def _cache_pages(self, request: Asked, computed: int) -> None:
+        """Lets other requests find what this one will have after the step."""
+        names = request.block_hashes[: computed // TOKENS]
+        for name, page in zip(names, request.pages, strict=False):
+            self.pages.cached.setdefault(name, page)
+
+    def _run(self, plan: StepPlan, requests: list[Asked], tokens: dict[str, int]) -> None:
+        """Runs a step on all ranks, and takes what they report."""
+        plans = [self._plan_of(rank, plan) for rank in range(self.ranks)]
+        for worker, own in zip(self.workers, plans, strict=True):
+            if own.must_drain:
+                worker.drain()
+            worker.begin_step(own)
+            worker.start_loads(hooks_run=self.hooks_run)
+        right = dict.fromkeys(tokens, True)
+        for layer, name in enumerate(NAMES if requests else ()):
+            hooked = self.workers if self.hooks_run else []
+            for worker in hooked:
+                worker.wait_for_layer(name)
+            for one in requests:
+                right[one.request_id] &= self._compute(one, tokens[one.request_id], layer)
+            for worker in hooked:
+                worker.save_layer(name)
+        finished, invalid, reports = list[set[str]](), set[int](), list[StepReport]()
+        for worker in self.workers:
+            worker.end_step(is_aborted=False)
+            finished.append(worker.finished())
+            invalid |= worker.take_invalid()
+            reports.append(worker.take_report() or StepReport())
+        self._take(requests, right, tokens, invalid)
+        report = functools.reduce(StepReport.aggregate, reports)
+        self.scheduler.update(
+            SimpleNamespace(invalid_block_ids=invalid, kv_connector_worker_meta=report)
+        )
+        self._end_loads(finished)
+        self._answer(requests)
+
+    def _plan_of(self, rank: int, plan: StepPlan) -> StepPlan:
+        """What a rank gets: with several of them, over a pipe."""
+        own: StepPlan = pickle.loads(pickle.dumps(plan)) if self.ranks > 1 else plan
+        for job in own.loads:
+            if job.is_in_step and self.failing[rank]:
+                self.failing[rank] -= 1
+                own.loads[own.loads.index(job)] = dataclasses.replace(job, is_void=True)
+        return own
+
+    def _compute(self, request: Asked, count: int, layer: int) -> bool:
+        """Computes a layer of the last tokens of a request; returns whether it is right."""
+        end, is_right = request.num_computed_tokens, True
+        begin = end - count
+        for at in range(-(-end // TOKENS)):
+            first, last = at * TOKENS, min(end, (at + 1) * TOKENS)
+            known = min(begin, last)
+            if known > first:
+                is_right &= self._has(request.pages[at], request.tokens[:known], layer)
+            if last > begin:
+                self._write(request.pages[at], request.tokens[:last], layer, is_right=is_right)
+        return is_right
+
+    def _has(self, page: int, tokens: Sequence[int], layer: int) -> bool:
+        """Whether a block is right on all ranks."""
+        name = prefix_name(tokens)
+        return all(
+            torch.equal(cache[NAMES[layer]][:, page].flatten(), right_bytes(name, layer, rank))
+            for rank, cache in enumerate(self.caches)
+        )
+
+    def _write(self, page: int, tokens: Sequence[int], layer: int, *, is_right: bool) -> None:
+        name = prefix_name(tokens) if is_right else b"noise"
+        for rank, cache in enumerate(self.caches):
+            cache[NAMES[layer]][:, page] = right_bytes(name, layer, rank).view(2, -1)
+
+    def _take(
+        self,
+        requests: list[Asked],
+        right: dict[str, bool],
+        tokens: dict[str, int],
+        invalid: set[int],
+    ) -> None:
+        """Takes back what was computed from blocks that were not loaded.
+
+        vLLM lets only the first of several requests with such a block compute it again, and leaves
+        it in its cache: that is wrong if this request ends before it does.
+        """
+        for one in self.remote.values():
+            bad = next((at for at, page in enumerate(one.pages) if page in invalid), None)
+            if bad is not None:
+                one.num_computed_tokens = min(one.num_computed_tokens, bad * TOKENS)
+        for one in requests:
+            before = one.num_computed_tokens - tokens[one.request_id]
+            of_load = [at for at in range(-(-before // TOKENS)) if one.pages[at] in invalid]
+            if of_load:
+                one.num_computed_tokens = of_load[0] * TOKENS
+                self.pages.forget(one.pages[of_load[0] :])
+            else:
+                assert right[one.request_id], f"{one.request_id} got a wrong token"
+            self.counts["taken_back"] += bool(of_load)
+
+    def _end_loads(self, finished: list[set[str]]) -> None:
+        """Lets requests continue whose loads have ended on all ranks."""
+        for names in finished:
+            self._ended.update(names)
+        for name in [name for name, count in self._ended.items() if count == self.ranks]:
+            del self._ended[name]
+            if (one := self.ended_remote.pop(name, None)) is not None:
+                self.pages.give_back(one.pages)
+                continue
+            one = self.remote.pop(name)
+            self.counts["waited_blocks"] += one.num_computed_tokens // TOKENS
+            # vLLM keeps the blocks that were loaded, and computes at least one token.
+            one.num_computed_tokens = min(one.num_computed_tokens, one.num_tokens - 1)
+            self._cache_pages(one, one.num_computed_tokens)
+            if not one.num_computed_tokens:
+                self.pages.give_back(one.pages)
+                one.pages = []
+            self.waiting.insert(0, one)
+
+    def _answer(self, requests: list[Asked]) -> None:
+        """Gives requests whose prompts are computed their next token, and ends some."""
+        for one in requests:
+            if one.num_computed_tokens < one.num_tokens:
+                continue
+            if one.num_tokens == one.most_tokens:
+                self.counts["answered"] += 1
+                self.abort(one)
+            else:
+                one.tokens.append(len(one.tokens))
+
+    def settle(self) -> None:
+        """Steps until nothing is under way."""
+        until = time.monotonic() + PATIENCE_S
+        while self.waiting or self.running or self.remote or self.is_busy:
+            assert time.monotonic() < until, "the engine does not come to an end"
+            self.step()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether loads or saves are under way."""
+        return self.scheduler._loads.is_busy or self.scheduler._saves.is_busy
+
+    def stored(self, tokens: Sequence[int]) -> int:
+        """How many leading blocks the store has on all ranks; each has its right bytes."""
+        each = self.per_block
+        pages = [prefix_name(tokens[:end]) for end in range(TOKENS, len(tokens) + 1, TOKENS)]
+        blocks = [pages[at : at + each] for at in range(0, len(pages) - each + 1, each)]
+        names, counts = [block[-1] for block in blocks], []
+        for rank, namespace in enumerate(self.scheduler._store.namespaces):
+            out = [bytearray(LAYERS * PAGE * each) for _ in names]
+            there = namespace.get_each(names, out)
+            for block, bytes_, is_there in zip(blocks, out, there, strict=True):
+                right = [
+                    right_bytes(name, layer, rank) for layer in range(LAYERS) for name in block
+                ]
+                assert not is_there or bytes(bytes_) == bytes(torch.cat(right).numpy())
+            counts.append(next((at for at, one in enumerate(there) if not one), len(names)))
+        return min(counts)
+
+    def close(self) -> None:
+        """Ends both halves."""
+        for worker in self.workers:
+            worker.close()
+        self.scheduler.close()
+
+
+def _output(
+    new: list[Any], cached: list[Any], tokens: dict[str, int], preempted: set[str]
+) -> SimpleNamespace:
+    """Returns a `SchedulerOutput`."""
+    return SimpleNamespace(
+        num_scheduled_tokens=tokens,
+        preempted_req_ids=preempted,
+        scheduled_new_reqs=[
+            SimpleNamespace(req_id=one.request_id, block_ids=(given,)) for one, given, _ in new
+        ],
+        scheduled_cached_reqs=SimpleNamespace(
+            req_ids=[one.request_id for one, *_ in cached],
+            new_block_ids=[(given,) if given else None for _, given, _ in cached],
+            resumed_req_ids={one.request_id for one, _, is_first in cached if is_first},
+        ),
+    )

@@ -1,0 +1,243 @@
+"""Both halves of the direct path in a small engine: every answer is right, and every stored block.
+
+The engine is `direct_rig.Rig`. It asserts that no request gets a token that was computed from wrong
+blocks.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from tests.dose import dose
+from tests.integration.vllm.direct_rig import TOKENS, Rig, prefix_name
+
+pytestmark = pytest.mark.engine
+# Ten full blocks, and a part.
+PROMPT = list(range(1000, 1000 + 10 * TOKENS + 2))
+
+
+@pytest.fixture(params=[1, 2], ids=["one-rank", "two-ranks"])
+def make_rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Rig]]:
+    opened: list[Rig] = []
+
+    def make(**settings: Any) -> Rig:
+        rig = Rig(tmp_path / f"store{len(opened)}", ranks=request.param, **settings)
+        opened.append(rig)
+        return rig
+
+    yield make
+    for rig in opened:
+        rig.close()
+
+
+def cold(rig: Rig) -> None:
+    """Lets the engine forget its own blocks."""
+    rig.pages.cached.clear()
+
+
+def test_a_prompt_is_saved_and_loaded_inside_a_step(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig()
+    rig.ask("first", PROMPT)
+    rig.settle()
+    assert rig.stored(PROMPT) == 10
+    cold(rig)
+    rig.ask("second", PROMPT)
+    rig.settle()
+    assert rig.counts["step_loaded"] == 10
+    assert rig.counts["answered"] == 2
+
+
+def test_a_longer_prompt_loads_what_it_shares(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig()
+    rig.ask("first", PROMPT[: 5 * TOKENS])
+    rig.settle()
+    cold(rig)
+    longer = [*PROMPT[: 5 * TOKENS], *range(TOKENS)]
+    rig.ask("second", longer)
+    rig.settle()
+    assert rig.counts["step_loaded"] == 5
+    assert rig.stored(longer) == 6
+
+
+def test_the_last_block_of_a_prompt_that_ends_with_it_is_computed(
+    make_rig: Callable[..., Rig],
+) -> None:
+    rig = make_rig()
+    whole = PROMPT[: 6 * TOKENS]
+    for name in ("first", "second"):
+        cold(rig)
+        rig.ask(name, whole)
+        rig.settle()
+    # One token is computed, and its block with it.
+    assert rig.counts["step_loaded"] == 5
+
+
+def test_blocks_that_take_too_long_for_a_step_are_waited_for(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(max_step_load_s=1e-9)
+    rig.ask("first", PROMPT)
+    rig.settle()
+    cold(rig)
+    # They ask for the same blocks at the same time.
+    for name in "abcd":
+        rig.ask(name, PROMPT)
+    rig.settle()
+    assert (rig.counts["step_loaded"], rig.counts["waited_blocks"]) == (0, 10)
+    assert rig.counts["deferred"] > 0
+    assert rig.counts["answered"] == 5
+
+
+def test_steps_without_hooks_load_before_and_save_after_they_compute(
+    make_rig: Callable[..., Rig],
+) -> None:
+    rig = make_rig()
+    rig.hooks_run = False
+    for name in ("first", "second"):
+        cold(rig)
+        rig.ask(name, PROMPT)
+        rig.settle()
+    assert rig.counts["step_loaded"] == rig.stored(PROMPT) == 10
+
+
+def test_blocks_of_two_pages_are_saved_and_loaded(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(pages_per_block=2)
+    for name in ("first", "second"):
+        cold(rig)
+        rig.ask(name, PROMPT)
+        rig.settle()
+    assert rig.counts["step_loaded"] == 10
+    assert rig.stored(PROMPT) == 5
+
+
+@pytest.mark.parametrize("hooks_run", [True, False])
+@pytest.mark.parametrize("max_step_load_s", [60.0, 1e-9])
+def test_copies_that_are_late(
+    make_rig: Callable[..., Rig],
+    hooks_run: bool,  # noqa: FBT001
+    max_step_load_s: float,
+) -> None:
+    """Blocks go to other requests while they are saved, and are computed from while they load."""
+    rig = make_rig(max_step_load_s=max_step_load_s)
+    rig.slow_down()
+    rig.hooks_run = hooks_run
+    others = [[document, *PROMPT] for document in range(6)]
+    for name in ("first", "second"):
+        cold(rig)
+        for prompt in (PROMPT, *others):
+            rig.ask(f"{name} {prompt[0]}", prompt)
+        rig.settle()
+    assert rig.counts["step_loaded"] + rig.counts["waited_blocks"] >= 40
+    assert [rig.stored(prompt) for prompt in (PROMPT, *others)] == [10] * 7
+
+
+def test_a_block_that_one_rank_lost_is_a_miss(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig()
+    rig.ask("first", PROMPT)
+    rig.settle()
+    cold(rig)
+    rig.scheduler._store.namespaces[-1].remove([prefix_name(PROMPT[: 7 * TOKENS])])
+    rig.ask("second", PROMPT)
+    rig.settle()
+    assert (rig.counts["step_loaded"], rig.counts["taken_back"]) == (6, 0)
+    assert rig.stored(PROMPT) == 10
+
+
+def test_a_failed_step_load_is_computed_and_nothing_wrong_is_saved(
+    make_rig: Callable[..., Rig],
+) -> None:
+    rig = make_rig(failed_load_pause_s=0.001)
+    rig.ask("first", PROMPT[: 5 * TOKENS])
+    rig.settle()
+    cold(rig)
+    # On one rank. What the others compute is wrong, too.
+    rig.failing[rig.ranks - 1] = 1
+    rig.ask("second", PROMPT)
+    rig.settle()
+    assert rig.counts["taken_back"] > 0
+    assert rig.stored(PROMPT) == 10
+
+
+def test_blocks_that_were_removed_after_the_promise_are_computed(
+    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make_rig(max_step_load_s=1e-9, failed_load_pause_s=0.001)
+    rig.ask("first", PROMPT)
+    rig.settle()
+    cold(rig)
+    rig.ask("second", PROMPT)
+    match = rig.scheduler._match
+
+    def promise_and_evict(*arguments: Any) -> Any:
+        promised = match(*arguments)
+        # On one rank, before the load begins.
+        rig.scheduler._store.namespaces[-1].remove([prefix_name(PROMPT[: 7 * TOKENS])])
+        return promised
+
+    monkeypatch.setattr(rig.scheduler, "_match", promise_and_evict)
+    rig.settle()
+    assert rig.counts["waited_blocks"] == 6
+    assert rig.stored(PROMPT) == 10
+
+
+def test_a_reset_while_requests_run_saves_nothing_of_them(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig()
+    rig.ask("first", PROMPT, answers=20)
+    for _ in range(3):
+        rig.step()
+    rig.scheduler.reset()
+    rig.settle()
+    assert rig.stored(PROMPT) == 0
+    cold(rig)
+    rig.ask("second", PROMPT)
+    rig.settle()
+    assert rig.stored(PROMPT) == 10
+
+
+@pytest.mark.parametrize("seed", range(dose(6, 200)))
+def test_random_histories(make_rig: Callable[..., Rig], seed: int) -> None:
+    """Requests of a few documents begin, end, are preempted; loads fail; blocks are removed."""
+    choose = random.Random(seed)
+    rig = make_rig(
+        max_step_load_s=choose.choice([60.0, 1e-9]),
+        failed_load_pause_s=choose.choice([30.0, 0.001]),
+        pages_per_block=choose.choice([1, 2]),
+    )
+    if choose.random() < 0.5:
+        rig.slow_down()
+    documents = [
+        [*range(100 * common, 100 * common + 18), *range(end, end + choose.randrange(24))]
+        for common in (1, 2)
+        for end in (1000, 2000, 3000)
+    ]
+    for number in range(dose(120, 300)):
+        known = [*rig.waiting, *rig.running, *rig.remote.values()]
+        match choose.randrange(12):
+            case 0 | 1 | 2 if len(known) < 6:
+                rig.ask(f"{number}", choose.choice(documents), answers=choose.randrange(1, 9))
+            case 3 if known:
+                rig.abort(choose.choice(known))
+            case 4 if rig.running:
+                rig.preempt(choose.choice(rig.running))
+            case 5:
+                document = choose.choice(documents)
+                names = [prefix_name(document[:end]) for end in range(TOKENS, 24, TOKENS)]
+                choose.choice(rig.scheduler._store.namespaces).remove(names)
+            case 6:
+                rig.failing[choose.randrange(rig.ranks)] += 1
+            case 7:
+                cold(rig)
+                rig.hooks_run = choose.random() < 0.7
+            case _:
+                rig.step()
+    rig.failing.clear()
+    rig.settle()
+    for document in documents:
+        rig.stored(document)
+    assert len(rig.pages.free) == 24, "blocks leaked"
+    assert rig.counts["answered"] > 0
