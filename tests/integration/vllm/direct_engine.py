@@ -1,36 +1,113 @@
-"""An engine that is asked, and loses its own caches in between (`processes.Program`)."""
+"""An engine that follows a list of steps (`processes.Program`)."""
 
 from __future__ import annotations
 
 import json
+import time
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from dalsegno.integrations.vllm import demo_engine
+
+ANSWER_TOKENS = 6
+SETTLE_S = 20.0
 
 
 def run(spec: dict[str, Any], orders: Connection, answers: Connection) -> None:
     """Runs the engine.
 
     Args:
-        spec: `model`, `document` (a file), `steps` and `context_tokens`; `kv_transfer_config` and
-            `options` of the engine if given. A step is a list of questions that are asked at the
-            same time, or nothing: then vLLM forgets the prompts that it has in its own cache.
-        orders: Not used.
-        answers: Takes one record for each question.
+        spec: `model`; `kv_transfer_config` and `options` of the engine if given; and `steps`. A
+            step is one of: `{"ask": prompts}`, all at the same time; `{"forget": true}`: vLLM
+            forgets what it has in its own cache; `{"abort": prompts, "after": steps}`: the requests
+            end before their answers; `{"pause": true}`: waits for an order.
+        orders: Ends pauses.
+        answers: Takes one record for each `ask` and each `pause`.
     """
-    del orders
-    engine = demo_engine.Engine(
-        spec["model"],
-        Path(spec["document"]).read_text(encoding="utf-8"),
-        spec.get("kv_transfer_config"),
-        max_model_len=spec["context_tokens"],
+    from vllm import LLM
+
+    llm = LLM(
+        model=spec["model"],
+        skip_tokenizer_init=True,
+        dtype="float32",
+        enforce_eager=True,
+        disable_log_stats=False,
+        max_model_len=2048,
+        kv_transfer_config=spec.get("kv_transfer_config"),
         **spec.get("options", {}),
     )
-    for questions in spec["steps"]:
-        if not questions:
-            assert engine.llm.reset_prefix_cache()
-        for question in questions:
-            answers.send_bytes(json.dumps(engine.ask(question)).encode())
-    engine.close()
+    engine = Engine(llm)
+    for step in spec["steps"]:
+        if "ask" in step:
+            answers.send_bytes(json.dumps(engine.ask(step["ask"])).encode())
+        elif "abort" in step:
+            engine.abort(step["abort"], step["after"])
+        elif "forget" in step:
+            assert llm.reset_prefix_cache()
+        else:
+            answers.send_bytes(b"{}")
+            orders.recv_bytes()
+    llm.llm_engine.engine_core.shutdown()
+
+
+class Engine:
+    """An engine, and what it counts."""
+
+    def __init__(self, llm: Any) -> None:
+        self._llm, self._engine = llm, llm.llm_engine
+        self._aborted = 0
+
+    def ask(self, prompts: list[list[int]]) -> dict[str, Any]:
+        """Asks at the same time; returns tokens, their log probabilities, and counters."""
+        from vllm import SamplingParams
+
+        sampling = SamplingParams(
+            temperature=0.0, max_tokens=ANSWER_TOKENS, ignore_eos=True, logprobs=0, detokenize=False
+        )
+        asked = [{"prompt_token_ids": prompt} for prompt in prompts]
+        outputs = self._llm.generate(asked, sampling, use_tqdm=False)
+        self._settle()
+        return {
+            "tokens": [list(one.outputs[0].token_ids) for one in outputs],
+            "logprobs": [
+                [
+                    step[token].logprob
+                    for token, step in zip(got.token_ids, got.logprobs, strict=True)
+                ]
+                for got in (one.outputs[0] for one in outputs)
+            ],
+            "counters": self._counters(),
+        }
+
+    def abort(self, prompts: list[list[int]], after: int) -> None:
+        """Begins requests, and ends them after so many steps."""
+        from vllm import SamplingParams
+
+        sampling = SamplingParams(max_tokens=50, ignore_eos=True, detokenize=False)
+        names = []
+        for prompt in prompts:
+            self._aborted += 1
+            names.append(f"aborted-{self._aborted}")
+            self._engine.add_request(names[-1], {"prompt_token_ids": prompt}, sampling)
+        for _ in range(after):
+            self._engine.step()
+        self._engine.abort_request(names)
+        self._settle()
+
+    def _counters(self) -> dict[str, float]:
+        """vLLM's counters of external hits and preemptions, and ours, summed over labels."""
+        totals: dict[str, float] = {}
+        known = (demo_engine.STORE_METRICS, demo_engine.EXTERNAL_HITS, "vllm:num_preemptions")
+        for metric in self._llm.get_metrics():
+            if hasattr(metric, "value") and metric.name.startswith(known):
+                name = metric.name.removeprefix(demo_engine.STORE_METRICS)
+                totals[name] = totals.get(name, 0) + metric.value
+        return totals
+
+    def _settle(self) -> None:
+        """Steps the engine until its connector has nothing under way."""
+        scheduler = self._engine.engine_core.engine_core.scheduler
+        deadline = time.monotonic() + SETTLE_S
+        while scheduler.has_requests() and time.monotonic() < deadline:
+            self._engine.step()
+            time.sleep(0.002)

@@ -71,7 +71,7 @@ class SlowLease:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Ended by the last reference: the load may not have begun.
+        # Ended by the last reference: the load begins later.
         pass
 
     def load(self, pages: Any, *, timeout_s: float | None = None) -> SlowTransfer:

@@ -143,7 +143,7 @@ mod tests {
 
     const BYTES: usize = 64;
 
-    /// Keeps batches until it is told to copy them.
+    /// Keeps batches until somebody lets it copy them.
     #[derive(Default)]
     struct LateCopier(Mutex<Vec<(Vec<SliceCopy>, CopyDone)>>);
 
