@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import pickle
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from tests.integration.vllm import tiers
+from tests.integration.vllm.direct_pages import PAGE, TOKENS, Asked, Pages, prefix_name, right_bytes
 from tests.integration.vllm.slow_copies import SlowNamespace
 from vllm.v1.kv_offload.config import OffloadingCacheConfig
 
@@ -31,86 +30,11 @@ from dalsegno.integrations.vllm.direct.worker import DirectWorker
 from dalsegno.integrations.vllm.settings import ConnectorSettings, expand
 from dalsegno_bench.vllm.rig import group_config, offloading_config, parallel_config
 
-LAYERS, TOKENS, PAGE = 3, 4, 4096
+LAYERS = 3
 NAMES = tuple(f"layer.{at}" for at in range(LAYERS))
 # Tokens that a request computes in a step.
 CHUNK = 10
 PATIENCE_S = 20.0
-
-
-def prefix_name(tokens: Sequence[int]) -> bytes:
-    """vLLM's hash of a block that ends with these tokens."""
-    return hashlib.sha256(repr(list(tokens)).encode()).digest()
-
-
-def right_bytes(name: bytes, layer: int, rank: int) -> torch.Tensor:
-    """What one layer of a block has on a rank."""
-    halves = [hashlib.sha256(name + bytes([layer, rank, half])).digest() for half in (0, 1)]
-    whole = b"".join(seed * (PAGE // 2 // len(seed)) for seed in halves)
-    return torch.frombuffer(bytearray(whole), dtype=torch.uint8)
-
-
-@dataclass
-class Asked:
-    """A request as vLLM's scheduler has it."""
-
-    request_id: str
-    tokens: list[int]
-    num_prompt_tokens: int
-    most_tokens: int
-    num_computed_tokens: int = 0
-    kv_transfer_params: dict[str, Any] | None = None
-    pages: list[int] = field(default_factory=list)
-    was_preempted: bool = False
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.tokens)
-
-    @property
-    def block_hashes(self) -> list[bytes]:
-        ends = range(TOKENS, len(self.tokens) + 1, TOKENS)
-        return [prefix_name(self.tokens[:end]) for end in ends]
-
-
-class Pages:
-    """vLLM's blocks: which are free, which are shared, and which prefix each has."""
-
-    def __init__(self, count: int) -> None:
-        self.free = list(range(count))
-        self.users: Counter[int] = Counter()
-        self.cached: dict[bytes, int] = {}
-
-    def cached_prefix(self, request: Asked) -> list[int]:
-        """The blocks with the longest prefix of a request, without its last token."""
-        found = []
-        for name in request.block_hashes[: (request.num_tokens - 1) // TOKENS]:
-            if name not in self.cached:
-                break
-            found.append(self.cached[name])
-        return found
-
-    def share(self, pages: Sequence[int]) -> None:
-        for page in pages:
-            self.users[page] += 1
-            if page in self.free:
-                self.free.remove(page)
-
-    def take(self, count: int) -> list[int]:
-        taken, self.free = self.free[:count], self.free[count:]
-        self.users.update(taken)
-        self.forget(taken)
-        return taken
-
-    def forget(self, pages: Sequence[int]) -> None:
-        self.cached = {name: page for name, page in self.cached.items() if page not in pages}
-
-    def give_back(self, pages: Sequence[int]) -> None:
-        for page in reversed(pages):
-            self.users[page] -= 1
-            if not self.users[page]:
-                del self.users[page]
-                self.free.append(page)
 
 
 class Rig:
@@ -142,27 +66,26 @@ class Rig:
             cache=OffloadingCacheConfig(TOKENS, pages_per_block),
             parallel=parallel_config(world_size=ranks, tp_size=ranks),
         )
-        extra = {"path": str(folder), "capacity": "64MiB", "cpu_bytes_to_use": "8MiB"}
+        extra: dict[str, Any] = {
+            "path": str(folder),
+            "capacity": "64MiB",
+            "cpu_bytes_to_use": "8MiB",
+        }
         extra |= {"path_to_engine": "direct", "max_step_load_s": 60.0, **settings}
         known = ConnectorSettings.of_extra(expand(extra, on_cpu=True))
         engine = SimpleNamespace(
             model_config=SimpleNamespace(is_encoder_decoder=False),
             cache_config=SimpleNamespace(enable_prefix_caching=True),
             kv_transfer_config=SimpleNamespace(kv_load_failure_policy="recompute"),
+            scheduler_config=SimpleNamespace(async_scheduling=False, max_num_batched_tokens=CHUNK),
         )
         known = dataclasses.replace(known, identity=tiers.IDENTITY)
         self.scheduler = DirectScheduler(known, offloading, engine)
-        self.caches, self.workers = [], []
-        # Keys and values apart, as vLLM has them on the CPU.
-        shape = (2, pages, PAGE // 2)
+        self.caches: list[dict[str, torch.Tensor]] = []
+        self.workers: list[DirectWorker] = []
         for rank in range(ranks):
-            cache = {name: torch.zeros(shape, dtype=torch.uint8) for name in NAMES}
             parallel = parallel_config(world_size=ranks, tp_size=ranks, rank=rank)
-            own = dataclasses.replace(offloading, parallel=parallel)
-            worker = DirectWorker(own, pages, 60.0)
-            worker.register(cache)
-            self.caches.append(cache)
-            self.workers.append(worker)
+            self._add_worker(dataclasses.replace(offloading, parallel=parallel), pages)
         self.waiting: list[Asked] = []
         self.running: list[Asked] = []
         # Requests that wait for their load, and how many tokens it brings.
@@ -173,6 +96,17 @@ class Rig:
         self.counts: Counter[str] = Counter()
         self._preempted: set[str] = set()
         self._ended: Counter[str] = Counter()
+
+    def _add_worker(self, offloading: Any, pages: int) -> None:
+        # Keys and values apart, as vLLM has them on the CPU.
+        shape = (2, pages, PAGE // 2)
+        self.caches.append({name: torch.zeros(shape, dtype=torch.uint8) for name in NAMES})
+        self.workers.append(DirectWorker(offloading, pages, 60.0))
+        self.workers[-1].register(self.caches[-1])
+
+    def read_in_steps(self) -> None:
+        """Lets no blocks be leased, so that steps read them."""
+        self.scheduler._lease = lambda *_: ()  # type: ignore[method-assign]
 
     def slow_down(self) -> None:
         """Lets copies end as late as they may."""
@@ -210,7 +144,7 @@ class Rig:
 
     def step(self) -> None:
         """Schedules and runs one step."""
-        new, cached, tokens = [], [], dict[str, int]()
+        new, cached, tokens = list[Any](), list[Any](), dict[str, int]()
         for one in list(self.running):
             while one in self.running:
                 if (given := self._grow(one)) is not None:
@@ -258,10 +192,11 @@ class Rig:
             own, external, is_async = request.pages, 0, False
         else:
             own = self.pages.cached_prefix(request)
-            external, is_async = self.scheduler.matched_tokens(request, len(own) * TOKENS)
-            if external is None:
+            promised, is_async = self.scheduler.matched_tokens(request, len(own) * TOKENS)
+            if promised is None:
                 self.counts["deferred"] += 1
                 return None
+            external = promised
         known = request.num_computed_tokens if is_loaded else len(own) * TOKENS + external
         count = 0 if is_async else min(CHUNK, request.num_tokens - known)
         self.pages.share(() if is_loaded else own)

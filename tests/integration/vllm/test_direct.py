@@ -140,7 +140,7 @@ def one_by_one(prompts: list[list[int]]) -> list[dict[str, Any]]:
 def test_answers_are_right_from_the_pool_inside_steps(stage: Stage) -> None:
     """Cold, warm, partial hits, chunks, several at once, aborted after each step."""
     aborted = [{"abort": [LONG, OTHER], "after": steps} for steps in range(1, 6)]
-    steps = [
+    steps: list[dict[str, Any]] = [
         *one_by_one(ALL),
         {"forget": True},
         *one_by_one(ALL),
@@ -167,7 +167,7 @@ def test_answers_are_right_from_the_pool_inside_steps(stage: Stage) -> None:
 def test_a_new_engine_loads_from_disk_and_eight_users_load_a_document_once(stage: Stage) -> None:
     """The store is that of the test before."""
     config = direct(stage.folder / "pool", max_step_load_s=1e-6)
-    steps = [{"ask": [LONG] * 8}, {"forget": True}, {"ask": [OTHER, LONG]}]
+    steps: list[dict[str, Any]] = [{"ask": [LONG] * 8}, {"forget": True}, {"ask": [OTHER, LONG]}]
     eight, both = stage.run("disk", steps, config)
     counters = stage.check(eight, *[LONG] * 8)
     assert counters["loaded_blocks"] == len(LONG) // BLOCK
@@ -181,7 +181,7 @@ def test_two_ranks_share_a_server_with_one(stage: Stage) -> None:
     """Ranks of two processes; an engine of one rank next to it has blocks of its own."""
     with served(stage.folder / "ranks") as (path, _):
         config = direct(path, max_step_load_s=60)
-        steps = [*one_by_one(ALL), {"forget": True}, {"ask": ALL}]
+        steps: list[dict[str, Any]] = [*one_by_one(ALL), {"forget": True}, {"ask": ALL}]
         *cold, warm = stage.run("ranks", steps, config, tensor_parallel_size=2)
         for record, prompt in zip(cold, ALL, strict=True):
             stage.check(record, prompt)
@@ -197,7 +197,12 @@ def test_engines_share_a_server_that_is_killed(stage: Stage) -> None:
     with served(stage.folder / "shared") as (path, server):
         config = direct(path, max_step_load_s=60)
         stage.run("one", [{"ask": [LONG]}], config)
-        steps = [{"ask": [LONG]}, {"pause": True}, {"forget": True}, {"ask": [LONG, OTHER]}]
+        steps: list[dict[str, Any]] = [
+            {"ask": [LONG]},
+            {"pause": True},
+            {"forget": True},
+            {"ask": [LONG, OTHER]},
+        ]
         engine = stage.start("two", steps, config)
         records = engine.records()
         warm = next(records)
@@ -213,7 +218,13 @@ def test_engines_share_a_server_that_is_killed(stage: Stage) -> None:
 def test_preempted_requests_get_right_answers(stage: Stage) -> None:
     """More requests than vLLM has blocks for."""
     config = direct(stage.folder / "preempted", max_step_load_s=60)
-    steps = [{"ask": ALL}, {"forget": True}, {"ask": ALL}, {"forget": True}, {"ask": ALL[::-1]}]
+    steps: list[dict[str, Any]] = [
+        {"ask": ALL},
+        {"forget": True},
+        {"ask": ALL},
+        {"forget": True},
+        {"ask": ALL[::-1]},
+    ]
     cold, warm, again = stage.run("preempted", steps, config, num_gpu_blocks_override=30)
     stage.check(cold, *ALL)
     stage.check(warm, *ALL)
@@ -227,7 +238,10 @@ def test_damaged_blocks_are_computed(stage: Stage) -> None:
     for segment in (stage.folder / "damaged").rglob("*.seg*"):
         damage(segment)
     (record,) = stage.run("damaged", [{"ask": [LONG]}], config)
-    stage.check(record, LONG)
+    counters = stage.check(record, LONG)
+    # They were read inside the step, and layers before the damage were computed from them.
+    assert counters["step_loads"] == 1
+    assert counters["load_failed_blocks"] > 0
 
 
 def damage(segment: Path) -> None:

@@ -16,7 +16,8 @@ import pytest
 pytest.importorskip("vllm")
 
 from tests.dose import dose
-from tests.integration.vllm.direct_rig import TOKENS, Rig, prefix_name
+from tests.integration.vllm.direct_pages import TOKENS, prefix_name
+from tests.integration.vllm.direct_rig import Rig
 
 pytestmark = pytest.mark.engine
 # Ten full blocks, and a part.
@@ -136,6 +137,32 @@ def test_copies_that_are_late(
     assert [rig.stored(prompt) for prompt in (PROMPT, *others)] == [10] * 7
 
 
+def test_blocks_are_read_inside_a_step_and_those_that_are_gone_are_computed(
+    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make_rig(failed_load_pause_s=0.001)
+    rig.read_in_steps()
+    rig.slow_down()
+    for name in ("first", "second"):
+        cold(rig)
+        rig.ask(name, PROMPT)
+        rig.settle()
+    assert (rig.counts["step_loaded"], rig.counts["taken_back"]) == (10, 0)
+    offer = rig.scheduler._offer
+
+    def promise_and_evict(*arguments: Any) -> Any:
+        promised = offer(*arguments)
+        rig.scheduler._store.namespaces[-1].remove([prefix_name(PROMPT[: 7 * TOKENS])])
+        return promised
+
+    monkeypatch.setattr(rig.scheduler, "_offer", promise_and_evict)
+    cold(rig)
+    rig.ask("third", PROMPT)
+    rig.settle()
+    assert rig.counts["taken_back"] > 0
+    assert rig.stored(PROMPT) == 10
+
+
 def test_a_block_that_one_rank_lost_is_a_miss(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig()
     rig.ask("first", PROMPT)
@@ -199,10 +226,8 @@ def test_a_reset_while_requests_run_saves_nothing_of_them(make_rig: Callable[...
     assert rig.stored(PROMPT) == 10
 
 
-@pytest.mark.parametrize("seed", range(dose(6, 200)))
-def test_random_histories(make_rig: Callable[..., Rig], seed: int) -> None:
-    """Requests of a few documents begin, end, are preempted; loads fail; blocks are removed."""
-    choose = random.Random(seed)
+def any_rig(make_rig: Callable[..., Rig], choose: random.Random) -> Rig:
+    """Chooses when blocks are loaded, and from where."""
     rig = make_rig(
         max_step_load_s=choose.choice([60.0, 1e-9]),
         failed_load_pause_s=choose.choice([30.0, 0.001]),
@@ -210,6 +235,16 @@ def test_random_histories(make_rig: Callable[..., Rig], seed: int) -> None:
     )
     if choose.random() < 0.5:
         rig.slow_down()
+    if choose.random() < 0.5:
+        rig.read_in_steps()
+    return rig
+
+
+@pytest.mark.parametrize("seed", range(dose(6, 200)))
+def test_random_histories(make_rig: Callable[..., Rig], seed: int) -> None:
+    """Requests of a few documents begin, end, are preempted; loads fail; blocks are removed."""
+    choose = random.Random(seed)
+    rig = any_rig(make_rig, choose)
     documents = [
         [*range(100 * common, 100 * common + 18), *range(end, end + choose.randrange(24))]
         for common in (1, 2)

@@ -10,11 +10,16 @@ from typing import Any
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from dalsegno.integrations.common.settings import byte_count
+from dalsegno.integrations.vllm.direct.step import StepReport, Work
 from dalsegno.integrations.vllm.settings import ConnectorSettings
 from dalsegno.paths import SOCKET_PREFIX
 
-# What copying from places is assumed to bring until it was measured, in bytes per second.
-FIRST_SPEED = 4e9
+# What copying from places, and reading, are assumed to bring until they were measured, in bytes per
+# second.
+COPY_SPEED = 4e9
+READ_SPEED = 1e9
+# A step with fewer tokens decodes.
+PROMPT_TOKENS = 64
 
 
 def refusal(
@@ -59,23 +64,73 @@ def has_pool(settings: ConnectorSettings) -> bool:
     return own != 0 or str(settings.path).startswith(SOCKET_PREFIX)
 
 
+def reads_in_steps(vllm_config: Any, *, on_cpu: bool) -> bool:
+    """Whether a step may wait for blocks whose load can still fail.
+
+    vLLM computes such blocks again, but not all of its runners and schedulers do so rightly. Those
+    for which a test shows it are allowed: the first model runner, without asynchronous scheduling.
+
+    Args:
+        vllm_config: vLLM's configuration.
+        on_cpu: Whether vLLM runs on its CPU platform.
+    """
+    is_async = getattr(vllm_config.scheduler_config, "async_scheduling", True)
+    is_second = getattr(vllm_config, "use_v2_model_runner", False)
+    return on_cpu and not is_async and not is_second
+
+
 class StepRule:
     """Decides which loads run inside a step, and so delay all requests of the step.
 
     Attributes:
-        most_s: Seconds that such a load may take.
+        most_s: Seconds that all such loads of a step may take, beyond the compute that they overlap
+            if they are read.
     """
 
     def __init__(self, most_s: float) -> None:
-        """Starts with an assumed speed."""
+        """Starts with assumed speeds: nobody knows yet how long tokens take."""
         self.most_s = most_s
-        self._s_per_byte = 1 / FIRST_SPEED
+        self._copying, self._reading, self._computing = (
+            Speed(1 / COPY_SPEED),
+            Speed(1 / READ_SPEED),
+            Speed(0.0),
+        )
 
-    def allows(self, size: int) -> bool:
-        """Whether a step waits only a short time for so many bytes, all its loads together."""
-        return size * self._s_per_byte <= self.most_s
+    def allows_copy(self, size: int) -> bool:
+        """Whether a step waits only a short time for so many bytes to be copied from places."""
+        return self._copying.time(size) <= self.most_s
 
-    def note(self, size: int, seconds: float) -> None:
-        """Learns for how long a step waited for so many bytes."""
-        if size:
-            self._s_per_byte += (seconds / size - self._s_per_byte) / 8
+    def read_s(self, size: int, tokens: int) -> float:
+        """Returns how long a load inside a step may take that reads; 0 if it may not.
+
+        Args:
+            size: Bytes of all such loads of the step.
+            tokens: Tokens that the step computes meanwhile.
+        """
+        most = self.most_s + self._computing.time(tokens)
+        return most if self._reading.time(size) <= most else 0.0
+
+    def note(self, report: StepReport) -> None:
+        """Learns from a step."""
+        self._copying.note(report.copying)
+        self._reading.note(report.reading)
+        # What a step takes in any case says nothing about prompts.
+        if report.computing.amount >= PROMPT_TOKENS:
+            self._computing.note(report.computing)
+
+
+class Speed:
+    """How long work takes, as measured lately."""
+
+    def __init__(self, s_per_unit: float) -> None:
+        """Starts with an assumed time, in seconds."""
+        self._s_per_unit = s_per_unit
+
+    def note(self, work: Work) -> None:
+        """Learns from work."""
+        if work.amount:
+            self._s_per_unit += (work.seconds / work.amount - self._s_per_unit) / 8
+
+    def time(self, amount: int) -> float:
+        """Returns the seconds that work takes."""
+        return amount * self._s_per_unit

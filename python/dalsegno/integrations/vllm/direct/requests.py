@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dalsegno.integrations.vllm import inputs
+from dalsegno.integrations.vllm.direct.step import LoadWay
 
 
 @dataclass
@@ -16,12 +17,16 @@ class Offer:
     Attributes:
         first: Position of the first promised block in the prompt.
         count: Number of blocks.
-        leases: The blocks in their places, by namespace, if they may be loaded inside the step.
+        way: When and from where they are loaded.
+        timeout_s: Seconds that the load may take.
+        leases: The blocks in their places, by namespace, if they are copied inside the step.
         is_void: Whether they must not be loaded any more.
     """
 
     first: int
     count: int
+    way: LoadWay
+    timeout_s: float
     leases: Sequence[Any] = ()
     is_void: bool = False
 
@@ -102,7 +107,8 @@ class DirectRequest:
             limits.append(self.request.num_prompt_tokens)
         if (most := self._limit("max_offload_tokens")) is not None:
             limits.append(most)
-        return min(limits)
+        fewest: int = min(limits)
+        return fewest
 
     @property
     def _parameters(self) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """The scheduler's half: finds blocks, and decides what each step loads and saves.
 
-1. A request is promised blocks inside a step only if they lie in places under a lease. All others
-   are loaded before the request is scheduled, and their errors are known by then.
+1. A request is promised blocks inside a step if they lie in places under a lease, or if vLLM is
+   known to compute them again rightly and the step computes for about as long as they take. All
+   others are loaded before the request is scheduled, and their errors are known by then.
 2. A block that is being loaded for one request is not loaded for another one: that waits, at most
    as long as the load may take, and finds the block in vLLM's own cache.
 3. vLLM may give away blocks that are still being saved. Then the step that may write them waits for
@@ -19,16 +20,17 @@ from typing import Any, TypeVar
 
 from vllm.distributed.kv_transfer.kv_connector.utils import yield_req_data
 from vllm.logger import init_logger
+from vllm.platforms import current_platform
 
 from dalsegno import PoisonedError
 from dalsegno.integrations.common.trouble import Trouble
 from dalsegno.integrations.vllm import inputs, metrics
 from dalsegno.integrations.vllm.direct import space
-from dalsegno.integrations.vllm.direct.choice import StepRule
+from dalsegno.integrations.vllm.direct.choice import StepRule, reads_in_steps
 from dalsegno.integrations.vllm.direct.planned import PlannedLoad, PlannedLoads, PlannedSaves
 from dalsegno.integrations.vllm.direct.requests import DirectRequest, Offer
 from dalsegno.integrations.vllm.direct.space import DirectStore
-from dalsegno.integrations.vllm.direct.step import LoadJob, StepPlan, StepReport
+from dalsegno.integrations.vllm.direct.step import LoadJob, LoadWay, StepPlan, StepReport
 from dalsegno.integrations.vllm.settings import FAIL_WARNING, ConnectorSettings
 
 logger = init_logger("vllm.dalsegno")
@@ -37,6 +39,8 @@ logger = init_logger("vllm.dalsegno")
 SAVE_BYTES = 8 << 20
 # How often a request tries again to save blocks that were given up.
 MOST_RETRIES = 8
+# How long a step waits for copies from places. They take milliseconds.
+IN_PLACE_S = 1.0
 
 _T = TypeVar("_T")
 
@@ -62,6 +66,8 @@ class DirectScheduler:
         self._admissions = inputs.Admissions()
         self._rule = StepRule(settings.max_step_load_s)
         self._plan = StepPlan()
+        self._reads = reads_in_steps(vllm_config, on_cpu=current_platform.is_cpu())
+        self._most_tokens = vllm_config.scheduler_config.max_num_batched_tokens
         # Bytes of the step loads that are planned, on each worker.
         self._step_bytes = 0
         ranks = config.parallel.world_size
@@ -125,17 +131,32 @@ class DirectScheduler:
             self._meter.count("lookup_blocks", len(wanted) - found, "miss")
         if not found:
             return 0, False
-        leases = self._lease(namespaces, wanted[:found])
-        state.offer = Offer(computed // tokens, found, leases)
-        return found * tokens, not leases
+        state.offer = self._offer(state, computed // tokens, found)
+        return found * tokens, state.offer.way is LoadWay.AHEAD
 
-    def _lease(self, namespaces: Sequence[Any], chain: list[bytes]) -> Sequence[Any]:
-        """Returns the blocks in their places, if all are there and may be loaded in a step."""
-        if not self._rule.allows(self._step_bytes + len(chain) * self._store.block_bytes):
+    def _offer(self, state: DirectRequest, first: int, count: int) -> Offer:
+        """Decides how blocks are loaded."""
+        size = self._step_bytes + count * self._store.block_bytes
+        if leases := self._lease(state.names[first : first + count], size):
+            return Offer(first, count, LoadWay.COPY, IN_PLACE_S, leases)
+        left = state.request.num_tokens - (first + count) * self._store.tokens
+        most_s = self._rule.read_s(size, min(left, self._most_tokens)) if self._reads else 0.0
+        if most_s:
+            return Offer(first, count, LoadWay.READ, min(most_s, self._settings.load_timeout_s))
+        return Offer(first, count, LoadWay.AHEAD, self._settings.load_timeout_s)
+
+    def _lease(self, chain: list[bytes], size: int) -> Sequence[Any]:
+        """Returns blocks in their places, if all are there and may be copied in a step.
+
+        Args:
+            chain: The blocks.
+            size: Bytes of all loads of the step, with these.
+        """
+        if not self._rule.allows_copy(size):
             return ()
         wait_s = self._store.lease_s
-        leases = [namespace.lease(chain, timeout_s=wait_s) for namespace in namespaces]
-        if all(len(lease) == len(chain) for lease in leases):
+        leases = [one.lease(chain, timeout_s=wait_s) for one in self._store.namespaces]
+        if leases and all(len(lease) == len(chain) for lease in leases):
             return leases
         for lease in leases:
             lease.release()
@@ -162,8 +183,8 @@ class DirectScheduler:
             request_id=request.request_id,
             chain=state.names[offer.first : end],
             pages=pages[offer.first * each : end * each],
-            timeout_s=self._settings.load_timeout_s,
-            is_in_step=bool(offer.leases),
+            timeout_s=offer.timeout_s,
+            way=offer.way,
             lease=offer.leases[0] if offer.leases else None,
             is_void=offer.is_void,
         )
@@ -186,7 +207,7 @@ class DirectScheduler:
         return plan
 
     def _plan_saves(self, plan: StepPlan, output: Any) -> None:
-        plan.space = self._store.space
+        plan.space, plan.tokens = self._store.space, sum(output.num_scheduled_tokens.values())
         for job in self._saves.decide(plan):
             state = self._requests.get(job.request_id)
             if state is not None and state.retries < MOST_RETRIES:
@@ -243,7 +264,7 @@ class DirectScheduler:
         report = getattr(output, "kv_connector_worker_meta", None)
         if not isinstance(report, StepReport):
             return
-        self._rule.note(report.step_bytes, report.step_s)
+        self._rule.note(report)
         if report.refusal:
             self._store.refuse(report.refusal)
         for load in self._loads.take(report):
@@ -279,7 +300,9 @@ class DirectScheduler:
     def finished(self, request: Any) -> None:
         """Forgets a request."""
         state = self._requests.pop(request.request_id, None)
-        for namespace in self._store.namespaces if state is not None and state.names else ():
+        if state is None or not state.names:
+            return
+        for namespace in self._store.namespaces:
             self._safely("touch", functools.partial(namespace.touch, state.names), 0)
 
     def has_work(self) -> bool:

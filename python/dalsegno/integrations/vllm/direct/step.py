@@ -6,6 +6,7 @@ takes one of its own, of blocks that the scheduler's lease keeps in their places
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -35,6 +36,20 @@ class BlockSpace:
     shape: Mapping[str, Any]
 
 
+class LoadWay(enum.Enum):
+    """When blocks are loaded, and from where.
+
+    Attributes:
+        AHEAD: While the request waits, from wherever they are.
+        COPY: Inside the step, from places where a lease keeps them.
+        READ: Inside the step, from wherever they are.
+    """
+
+    AHEAD = "ahead"
+    COPY = "copy"
+    READ = "read"
+
+
 @dataclass
 class LoadJob:
     """Blocks of one request to load.
@@ -45,8 +60,7 @@ class LoadJob:
         chain: Names of the blocks, in prefix order.
         pages: vLLM's blocks for them, one store block after the other.
         timeout_s: Seconds that the load may take.
-        is_in_step: Whether the blocks lie in places and are copied inside the step; else the
-            request waits for them.
+        way: When and from where they are loaded.
         lease: The blocks in their places, for a worker in the process of the scheduler's half.
         is_void: Whether the blocks must not be loaded any more: the load fails.
     """
@@ -56,9 +70,14 @@ class LoadJob:
     chain: list[bytes]
     pages: list[int]
     timeout_s: float
-    is_in_step: bool = False
+    way: LoadWay = LoadWay.AHEAD
     lease: Any = None
     is_void: bool = False
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether a step waits for the blocks, not their request."""
+        return self.way is not LoadWay.AHEAD
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns what another process gets."""
@@ -97,6 +116,7 @@ class StepPlan(KVConnectorMetadata):  # type: ignore[misc]
         must_drain: Whether all copies of saves must end before the step: blocks that are being
             saved were given to others.
         space: Where the blocks are; None if nothing may be loaded or stored.
+        tokens: Tokens that the step computes.
     """
 
     loads: list[LoadJob] = field(default_factory=list)
@@ -105,6 +125,28 @@ class StepPlan(KVConnectorMetadata):  # type: ignore[misc]
     void: list[int] = field(default_factory=list)
     must_drain: bool = False
     space: BlockSpace | None = None
+    tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Work:
+    """How much was done in which time; of several workers, what the slowest one did.
+
+    Attributes:
+        amount: Bytes or tokens.
+        seconds: The time.
+    """
+
+    amount: int = 0
+    seconds: float = 0.0
+
+    def __add__(self, other: Work) -> Work:
+        """Returns what one worker did, one after the other."""
+        return Work(self.amount + other.amount, self.seconds + other.seconds)
+
+    def slower(self, other: Work) -> Work:
+        """Returns that of two workers which took longer."""
+        return max(self, other, key=lambda one: one.seconds)
 
 
 @dataclass
@@ -115,16 +157,18 @@ class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
         loads: How many leading blocks a load has brought.
         copied: Whether all layers of a save were copied; vLLM's blocks are not needed any more.
         puts: How many blocks of a save the store has taken, and how many it could not take.
-        step_bytes: Bytes of step loads, on the worker with the most.
-        step_s: Seconds for which the slowest worker waited for them.
+        copying: Bytes that steps waited for while they were copied from places.
+        reading: Bytes that were read from wherever they were.
+        computing: Tokens of steps, without the time for which they waited.
         refusal: Why a worker can neither load nor save; empty if all can.
     """
 
     loads: dict[int, list[int]] = field(default_factory=dict)
     copied: dict[int, list[bool]] = field(default_factory=dict)
     puts: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
-    step_bytes: int = 0
-    step_s: float = 0.0
+    copying: Work = Work()
+    reading: Work = Work()
+    computing: Work = Work()
     refusal: str = ""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> StepReport:
@@ -134,8 +178,9 @@ class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
             _joined(self.loads, other.loads),
             _joined(self.copied, other.copied),
             _joined(self.puts, other.puts),
-            max(self.step_bytes, other.step_bytes),
-            max(self.step_s, other.step_s),
+            self.copying.slower(other.copying),
+            self.reading.slower(other.reading),
+            self.computing.slower(other.computing),
             self.refusal or other.refusal,
         )
 

@@ -1,7 +1,8 @@
 """The worker's half: copies blocks between places of the store and vLLM's KV cache.
 
 1. A load that runs inside a step has ended before the step reports: its last copy, and the check
-   that its places were not reused meanwhile.
+   that its places were not reused meanwhile. A layer is computed when its blocks are there, or when
+   their load has failed; then the blocks are reported, and vLLM computes them.
 2. A save is of what a step has computed, not after an exception: see `saving.py`.
 3. What fails is a miss or a block that is not saved; nothing here ends a step.
 """
@@ -9,7 +10,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from vllm.logger import init_logger
@@ -18,20 +19,30 @@ from dalsegno.integrations.common.trouble import Trouble
 from dalsegno.integrations.vllm.direct import layout
 from dalsegno.integrations.vllm.direct.saving import WorkerSaves
 from dalsegno.integrations.vllm.direct.space import WorkerSpace
-from dalsegno.integrations.vllm.direct.step import LoadJob, StepPlan, StepReport
+from dalsegno.integrations.vllm.direct.step import LoadJob, LoadWay, StepPlan, StepReport, Work
 
 logger = init_logger("vllm.dalsegno")
-
-# How long a step waits for a lease of blocks that are in their places.
-IN_PLACE_S = 1.0
 
 
 @dataclass
 class RunningLoad:
-    """A load under way; `load` is None if it could not begin."""
+    """A load under way.
+
+    Attributes:
+        job: What is loaded.
+        started: When it began, in seconds of the monotonic clock.
+        load: The store's; None if it could not begin.
+        ended: When it ended.
+    """
 
     job: LoadJob
+    started: float = field(default_factory=time.monotonic)
     load: Any = None
+    ended: float | None = None
+
+    def note_end(self) -> None:
+        """Notes when it ended; called by a thread of the store."""
+        self.ended = time.monotonic()
 
 
 class DirectWorker:
@@ -50,6 +61,7 @@ class DirectWorker:
         self._names = list(group.layer_names)
         self._index = {name: at for at, name in enumerate(self._names)}
         self._slice_bytes = config.worker_kv_bytes_per_block // len(self._names) * self._per_block
+        self._block_bytes = len(self._names) * self._slice_bytes
         rank = config.parallel.rank
         self._space = WorkerSpace(config.engine_id, rank)
         # Of ranks with equal bytes the first one saves.
@@ -62,6 +74,7 @@ class DirectWorker:
         self._loads: list[RunningLoad] = []
         self._saves = WorkerSaves(len(self._names), self._per_block, store_timeout_s)
         self._hooks_run = True
+        self._step_started, self._waited_s = 0.0, 0.0
         self._refusal = ""
         self._invalid: set[int] = set()
         self._report = StepReport()
@@ -85,6 +98,7 @@ class DirectWorker:
         if plan.must_drain:
             self.drain()
         self._plan, self._hooks_run = plan, True
+        self._step_started, self._waited_s = time.monotonic(), 0.0
         self._namespace = self._space.find(plan.space)
         self._report.refusal = self._refusal
         if self._saves_blocks:
@@ -103,6 +117,8 @@ class DirectWorker:
             running = RunningLoad(job)
             try:
                 running.load = None if job.is_void else self._begin_load(job)
+                if running.load is not None and job.way is not LoadWay.COPY:
+                    running.load.on_end(running.note_end)
             except Exception as error:  # noqa: BLE001 - its blocks are computed
                 self._log.log("load", error)
             (self._step_loads if job.is_in_step else self._loads).append(running)
@@ -114,12 +130,12 @@ class DirectWorker:
         namespace, lease = self._namespace, job.lease
         if self._memory is None or (namespace is None and lease is None):
             return None
-        if not job.is_in_step:
+        if job.way is not LoadWay.COPY:
             pages = self._memory.blocks(job.pages)
             return namespace.load(job.chain, pages, timeout_s=job.timeout_s)
         if lease is None:
             # The scheduler's lease keeps the blocks where they are.
-            with namespace.lease(job.chain, timeout_s=min(IN_PLACE_S, job.timeout_s)) as lease:
+            with namespace.lease(job.chain, timeout_s=job.timeout_s) as lease:
                 pages = self._memory.blocks(job.pages[: len(lease) * self._per_block])
                 return lease.load(pages, timeout_s=job.timeout_s) if len(lease) else None
         return lease.load(self._memory.blocks(job.pages), timeout_s=job.timeout_s)
@@ -133,7 +149,7 @@ class DirectWorker:
         for running in self._step_loads:
             if running.load is not None:
                 running.load.wait_layer(at)
-        self._report.step_s += time.monotonic() - started
+        self._waited_s += time.monotonic() - started
 
     def save_layer(self, name: str) -> None:
         """Starts to copy a layer of the step's saves."""
@@ -148,21 +164,26 @@ class DirectWorker:
             is_aborted: Whether the step has raised an exception.
         """
         self._end_step_loads()
+        if self._plan.tokens:
+            step_s = time.monotonic() - self._step_started - self._waited_s
+            self._report.computing += Work(self._plan.tokens, step_s)
         # Without hooks, nobody said when a layer was there. Now all are.
         for at in range(len(self._names)) if not (self._hooks_run or is_aborted) else ():
             self._saves.copy_layer(at)
         self._saves.end_step(has_computed=not is_aborted)
 
     def _end_step_loads(self) -> None:
+        started, copied = time.monotonic(), 0
         for running in self._step_loads:
-            started = time.monotonic()
             count = self._end_load(running)
-            self._report.step_s += time.monotonic() - started
-            self._report.step_bytes += count * len(self._names) * self._slice_bytes
+            copied += count if running.job.way is LoadWay.COPY else 0
+        self._waited_s += time.monotonic() - started
+        if copied:
+            self._report.copying += Work(copied * self._block_bytes, self._waited_s)
         self._step_loads = []
 
     def _end_load(self, running: RunningLoad) -> int:
-        """Waits for a load, and reports the blocks that it has not brought; returns the others."""
+        """Waits for a load, and reports the blocks that it has brought; returns their number."""
         job, count = running.job, 0
         if running.load is not None:
             running.load.wait()
@@ -172,6 +193,9 @@ class DirectWorker:
                 self._log.log("load", error)
         self._invalid |= set(job.pages[count * self._per_block :])
         self._report.loads[job.number] = [count]
+        if running.ended is not None:
+            took_s = running.ended - running.started
+            self._report.reading += Work(count * self._block_bytes, took_s)
         return count
 
     def drain(self) -> None:

@@ -1,0 +1,89 @@
+"""What a small engine (`direct_rig.py`) has of vLLM's scheduler: requests and blocks."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+# Tokens and bytes of one of vLLM's blocks, in one layer.
+TOKENS, PAGE = 4, 4096
+
+
+def prefix_name(tokens: Sequence[int]) -> bytes:
+    """vLLM's hash of a block that ends with these tokens."""
+    return hashlib.sha256(repr(list(tokens)).encode()).digest()
+
+
+def right_bytes(name: bytes, layer: int, rank: int) -> torch.Tensor:
+    """What one layer of a block has on a rank."""
+    halves = [hashlib.sha256(name + bytes([layer, rank, half])).digest() for half in (0, 1)]
+    whole = b"".join(seed * (PAGE // 2 // len(seed)) for seed in halves)
+    return torch.frombuffer(bytearray(whole), dtype=torch.uint8)
+
+
+@dataclass
+class Asked:
+    """A request as vLLM's scheduler has it."""
+
+    request_id: str
+    tokens: list[int]
+    num_prompt_tokens: int
+    most_tokens: int
+    num_computed_tokens: int = 0
+    kv_transfer_params: dict[str, Any] | None = None
+    pages: list[int] = field(default_factory=list)
+    was_preempted: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def block_hashes(self) -> list[bytes]:
+        ends = range(TOKENS, len(self.tokens) + 1, TOKENS)
+        return [prefix_name(self.tokens[:end]) for end in ends]
+
+
+class Pages:
+    """vLLM's blocks: which are free, which are shared, and which prefix each has."""
+
+    def __init__(self, count: int) -> None:
+        self.free = list(range(count))
+        self.users: Counter[int] = Counter()
+        self.cached: dict[bytes, int] = {}
+
+    def cached_prefix(self, request: Asked) -> list[int]:
+        """The blocks with the longest prefix of a request, without its last token."""
+        found = []
+        for name in request.block_hashes[: (request.num_tokens - 1) // TOKENS]:
+            if name not in self.cached:
+                break
+            found.append(self.cached[name])
+        return found
+
+    def share(self, pages: Sequence[int]) -> None:
+        for page in pages:
+            self.users[page] += 1
+            if page in self.free:
+                self.free.remove(page)
+
+    def take(self, count: int) -> list[int]:
+        taken, self.free = self.free[:count], self.free[count:]
+        self.users.update(taken)
+        self.forget(taken)
+        return taken
+
+    def forget(self, pages: Sequence[int]) -> None:
+        self.cached = {name: page for name, page in self.cached.items() if page not in pages}
+
+    def give_back(self, pages: Sequence[int]) -> None:
+        for page in reversed(pages):
+            self.users[page] -= 1
+            if not self.users[page]:
+                del self.users[page]
+                self.free.append(page)
