@@ -242,6 +242,7 @@ class Stats(TypedDict):
     quarantined_blocks: int  # blocks quarantined because their bytes were damaged
     removed_blocks: int  # blocks removed by callers
     throttled_transfers: int  # transfers refused because the queue was full
+    engine_copied_bytes: int  # bytes copied between the store's memory and the pages of engines
     open_faults: int  # damaged places found when the store was opened
     merging: MergingStats  # merging of small extents
     scrubbing: ScrubbingStats  # background verification

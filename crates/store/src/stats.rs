@@ -53,6 +53,8 @@ pub struct Stats {
     pub removed_blocks: u64,
     /// Transfers refused because the queue was full.
     pub throttled_transfers: u64,
+    /// Bytes that this process copied between places and the pages of engines.
+    pub engine_copied_bytes: u64,
     /// Damaged places found at open.
     pub open_faults: u64,
     /// Merging of small extents.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,7 +78,7 @@ class Pages:
         self.forget(taken)
         return taken
 
-    def forget(self, pages: Sequence[int]) -> None:
+    def forget(self, pages: Collection[int]) -> None:
         self.cached = {name: page for name, page in self.cached.items() if page not in pages}
 
     def give_back(self, pages: Sequence[int]) -> None:

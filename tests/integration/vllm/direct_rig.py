@@ -45,6 +45,7 @@ class Rig:
         workers: The workers' halves, by rank.
         caches: The KV cache of each rank: layer -> blocks.
         failing: By rank, how many of the next step loads bring nothing.
+        aborts_in_step: Whether the next step ends a request that it computes.
         hooks_run: Whether steps call the hooks of layers; full CUDA graphs do not.
         counts: What was counted.
     """
@@ -81,6 +82,7 @@ class Rig:
         )
         known = dataclasses.replace(known, identity=tiers.IDENTITY)
         self.scheduler = DirectScheduler(known, offloading, engine)
+        self.scheduler.bind(SimpleNamespace(evict_blocks=self.pages.forget))
         self.caches: list[dict[str, torch.Tensor]] = []
         self.workers: list[DirectWorker] = []
         for rank in range(ranks):
@@ -92,7 +94,7 @@ class Rig:
         self.remote: dict[str, Asked] = {}
         self.ended_remote: dict[str, Asked] = {}
         self.failing: Counter[int] = Counter()
-        self.hooks_run = True
+        self.hooks_run, self.aborts_in_step = True, False
         self.counts: Counter[str] = Counter()
         self._preempted: set[str] = set()
         self._ended: Counter[str] = Counter()
@@ -246,6 +248,10 @@ class Rig:
             finished.append(worker.finished())
             invalid |= worker.take_invalid()
             reports.append(worker.take_report() or StepReport())
+        if self.aborts_in_step and requests:
+            # vLLM ends it before it looks at what the step reports.
+            self.aborts_in_step = False
+            self.abort(requests.pop(0))
         self._take(requests, right, tokens, invalid)
         report = functools.reduce(StepReport.aggregate, reports)
         self.scheduler.update(
@@ -296,21 +302,25 @@ class Rig:
         tokens: dict[str, int],
         invalid: set[int],
     ) -> None:
-        """Takes back what was computed from blocks that were not loaded.
+        """Takes back what was computed from blocks that were not loaded, as vLLM does.
 
-        vLLM lets only the first of several requests with such a block compute it again, and leaves
-        it in its cache: that is wrong if this request ends before it does.
+        Only the first of several requests with such a block computes it again, and the block stays
+        in vLLM's own cache.
         """
         for one in self.remote.values():
             bad = next((at for at, page in enumerate(one.pages) if page in invalid), None)
             if bad is not None:
                 one.num_computed_tokens = min(one.num_computed_tokens, bad * TOKENS)
+        marked = set[int]()
         for one in requests:
             before = one.num_computed_tokens - tokens[one.request_id]
             of_load = [at for at in range(-(-before // TOKENS)) if one.pages[at] in invalid]
-            if of_load:
-                one.num_computed_tokens = of_load[0] * TOKENS
-                self.pages.forget(one.pages[of_load[0] :])
+            own = [at for at in of_load if one.pages[at] not in marked]
+            marked |= {one.pages[at] for at in own}
+            if own:
+                one.num_computed_tokens = own[0] * TOKENS
+            elif of_load:
+                one.num_computed_tokens = before
             else:
                 assert right[one.request_id], f"{one.request_id} got a wrong token"
             self.counts["taken_back"] += bool(of_load)

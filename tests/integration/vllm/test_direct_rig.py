@@ -190,6 +190,37 @@ def test_a_failed_step_load_is_computed_and_nothing_wrong_is_saved(
     assert rig.stored(PROMPT) == 10
 
 
+def test_blocks_of_a_failed_step_load_are_used_by_nobody(make_rig: Callable[..., Rig]) -> None:
+    """vLLM's own cache offers them as soon as they are allocated, and keeps them."""
+    rig = make_rig()
+    rig.ask("first", PROMPT)
+    rig.settle()
+    cold(rig)
+    rig.failing[rig.ranks - 1] = 1
+    rig.aborts_in_step = True
+    rig.ask("ended", PROMPT)
+    rig.ask("beside", PROMPT)
+    rig.settle()
+    rig.ask("later", [*PROMPT, *range(3 * TOKENS)])
+    rig.settle()
+    assert rig.counts["answered"] == 3
+    assert rig.stored([*PROMPT, *range(3 * TOKENS)]) == 13
+
+
+def test_a_load_under_way_brings_nothing_after_a_reset(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(max_step_load_s=1e-9)
+    rig.ask("first", PROMPT)
+    rig.settle()
+    cold(rig)
+    rig.slow_down()
+    rig.ask("second", PROMPT)
+    rig.step()
+    assert rig.remote
+    rig.scheduler.reset()
+    rig.settle()
+    assert rig.counts["waited_blocks"] == 0
+
+
 def test_blocks_that_were_removed_after_the_promise_are_computed(
     make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,6 +296,7 @@ def test_random_histories(make_rig: Callable[..., Rig], seed: int) -> None:
                 choose.choice(rig.scheduler._store.namespaces).remove(names)
             case 6:
                 rig.failing[choose.randrange(rig.ranks)] += 1
+                rig.aborts_in_step = choose.random() < 0.5
             case 7:
                 cold(rig)
                 rig.hooks_run = choose.random() < 0.7

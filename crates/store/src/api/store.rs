@@ -105,7 +105,7 @@ impl Store {
     /// In a forked child: see [`Store::check_process`].
     #[must_use]
     pub fn stats(&self) -> Stats {
-        self.door.stats()
+        Stats { engine_copied_bytes: self.transfers.copier().copied_bytes(), ..self.door.stats() }
     }
 
     /// Completes queued work, then releases the directory and everything else. Calling it again does nothing, nor does

@@ -60,6 +60,8 @@ impl Meters {
             quarantined_blocks: get(&counters.quarantined_blocks),
             removed_blocks: get(&counters.removed_blocks),
             throttled_transfers: get(&counters.throttled_transfers),
+            // The caller knows it.
+            engine_copied_bytes: 0,
             open_faults: get(&counters.open_faults),
             merging: counters.merging.view(self.merger.waiting()),
             scrubbing: counters.scrubbing.view(),

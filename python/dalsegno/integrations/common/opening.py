@@ -281,6 +281,11 @@ class Backend:
             if self.current is not None and self._open_namespaces is not None:
                 self._move(self.current, self._open_namespaces)
 
+    def leave(self) -> None:
+        """Lets the next :meth:`renew` move to other namespaces, whatever it could empty."""
+        with self._lock:
+            self._strays = True
+
     def _move(self, opened: Opened, opening: OpenNamespaces) -> None:
         """Moves to the namespaces of a new epoch, or drops the store; the lock is held."""
         self.current = None

@@ -18,6 +18,8 @@ from dalsegno.paths import SOCKET_PREFIX
 # second.
 COPY_SPEED = 4e9
 READ_SPEED = 1e9
+# So much longer than expected may a load inside a step take that reads.
+MARGIN = 1.5
 # A step with fewer tokens decodes.
 PROMPT_TOKENS = 64
 
@@ -42,12 +44,14 @@ def refusal(
     other_ranks = parallel.world_size // parallel.tensor_parallel_size
     is_split = max(other_ranks, getattr(parallel, "decode_context_parallel_size", 1)) > 1
     executor = getattr(parallel, "distributed_executor_backend", None)
+    is_known = executor in ("uni", "mp")
     is_served = str(settings.path).startswith(SOCKET_PREFIX)
     reasons = {
         "it copies to the memory of the CPU platform only": not on_cpu,
         f"the model has {len(groups)} KV-cache groups": len(groups) != 1,
         f"its cache is a {type(spec).__name__}, not of full attention": not is_full,
         "its ranks are not all of tensor parallelism": is_split,
+        f"distributed_executor_backend is {executor}, not uni or mp": not is_known,
         "its workers are processes of their own, and its path is not the socket of a server": (
             executor != "uni" and not is_served
         ),
@@ -76,7 +80,8 @@ def reads_in_steps(vllm_config: Any, *, on_cpu: bool) -> bool:
     """
     is_async = getattr(vllm_config.scheduler_config, "async_scheduling", True)
     is_second = getattr(vllm_config, "use_v2_model_runner", False)
-    return on_cpu and not is_async and not is_second
+    computes = vllm_config.kv_transfer_config.kv_load_failure_policy == "recompute"
+    return on_cpu and computes and not is_async and not is_second
 
 
 class StepRule:
@@ -108,10 +113,12 @@ class StepRule:
             tokens: Tokens that the step computes meanwhile.
         """
         most = self.most_s + self._computing.time(tokens)
-        return most if self._reading.time(size) <= most else 0.0
+        return most if MARGIN * self._reading.time(size) <= most else 0.0
 
     def note(self, report: StepReport) -> None:
         """Learns from a step."""
+        self._copying.relax()
+        self._reading.relax()
         self._copying.note(report.copying)
         self._reading.note(report.reading)
         # What a step takes in any case says nothing about prompts.
@@ -124,7 +131,11 @@ class Speed:
 
     def __init__(self, s_per_unit: float) -> None:
         """Starts with an assumed time, in seconds."""
-        self._s_per_unit = s_per_unit
+        self._assumed = self._s_per_unit = s_per_unit
+
+    def relax(self) -> None:
+        """Forgets a little, so that what was slow once is tried again."""
+        self._s_per_unit += (self._assumed - self._s_per_unit) / 1024
 
     def note(self, work: Work) -> None:
         """Learns from work."""

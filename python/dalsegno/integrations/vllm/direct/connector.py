@@ -44,6 +44,7 @@ class DirectConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """
         super().__init__(vllm_config, role, kv_cache_config)
         config = compat.offloading_config(vllm_config, kv_cache_config)
+        self._handled: BaseException | None = None
         self._scheduler: DirectScheduler | None = None
         self._worker: DirectWorker | None = None
         if role == KVConnectorRole.SCHEDULER:
@@ -80,6 +81,8 @@ class DirectConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
         """Begins a step."""
         super().bind_connector_metadata(connector_metadata)
+        # A caller of vLLM may be handling an exception of its own.
+        self._handled = sys.exc_info()[1]
         assert isinstance(connector_metadata, StepPlan)
         self._works.begin_step(connector_metadata)
 
@@ -103,7 +106,7 @@ class DirectConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def wait_for_save(self) -> None:
         """Ends the step's loads, and starts saves of layers that no hook has started."""
         # vLLM calls it in a `finally`.
-        self._works.end_step(is_aborted=sys.exc_info()[0] is not None)
+        self._works.end_step(is_aborted=sys.exc_info()[1] is not self._handled)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str], set[str]]:
         """Returns no request whose blocks were sent, and those whose loads have ended."""
@@ -161,6 +164,11 @@ class DirectConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """Forgets every block."""
         self._schedules.reset()
         return True
+
+    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
+        """Takes vLLM's own cache."""
+        if self._scheduler is not None:
+            self._scheduler.bind(kv_cache_manager)
 
     def take_events(self) -> Iterable[Any]:
         """There are none: an engine with KV events takes the tiered path."""

@@ -5,7 +5,7 @@ differs between versions and backends: keys and values together or apart, heads 
 
 1. Bytes are copied as they are. What they mean is part of the identity (`space.py`).
 2. A cache is described only if each page is a few contiguous parts, and if the buffers of two
-   layers do not overlap. Any other one is refused, and its engine takes the tiered path.
+   layers do not overlap. With any other one nothing is loaded or saved.
 """
 
 from __future__ import annotations

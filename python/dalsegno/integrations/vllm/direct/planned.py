@@ -5,6 +5,8 @@
    compute is wrong on all of them, also on those whose own load was right.
 2. Whatever makes blocks doubtful (a failed step load, a reset, changed weights) voids all saves
    that are not confirmed. A voided save may be planned again.
+3. Until a step load has ended, no other request uses its blocks, which vLLM's own cache offers as
+   soon as they are allocated: vLLM would let only one of these requests compute them again.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dalsegno.integrations.vllm.direct.requests import DirectRequest
 from dalsegno.integrations.vllm.direct.step import LoadJob, SaveJob, StepPlan, StepReport
 
 # Blocks whose failed loads are remembered.
@@ -27,12 +30,17 @@ class PlannedLoad:
 
     Attributes:
         job: What is loaded.
+        request: For which request.
+        pages: vLLM's blocks of the request from the first one to load on: what the step computes
+            behind them depends on them.
         first: Position of its first block in the prompt.
         leases: The blocks in their places, by namespace, if they are loaded inside a step.
         counts: How many leading blocks the workers have brought that have ended.
     """
 
     job: LoadJob
+    request: DirectRequest
+    pages: list[int]
     first: int
     leases: Sequence[Any]
     counts: list[int] = field(default_factory=list)
@@ -54,26 +62,43 @@ class PlannedLoads:
             pause_s: Seconds for which a block is not tried again after its load has failed.
         """
         self._workers, self._pause_s = workers, pause_s
-        self._next = 0
+        self._last, self.void_up_to = 0, 0
         self._running: dict[int, PlannedLoad] = {}
         # Names of blocks for which requests wait, and until when others wait for them too.
         self._awaited: dict[bytes, float] = {}
+        # Names of blocks that steps load.
+        self._in_step: Counter[bytes] = Counter()
         # Names of blocks whose load has failed, and until when none is tried.
         self._failing: dict[bytes, float] = {}
 
     def add(self, planned: PlannedLoad) -> None:
         """Adds a load, and gives it its number."""
-        self._next += 1
+        self._last += 1
         job = planned.job
-        job.number = self._next
+        job.number = self._last
         self._running[job.number] = planned
-        if not job.is_in_step:
+        if job.is_in_step:
+            self._in_step.update(job.chain)
+        else:
             until = time.monotonic() + job.timeout_s
             self._awaited.update((name, until) for name in job.chain)
 
     def awaits(self, name: bytes) -> bool:
         """Whether a block is being loaded for a request that waits for it."""
         return _is_before(self._awaited, name)
+
+    def fills(self, names: Iterable[bytes]) -> bool:
+        """Whether a step that has not ended loads one of these blocks."""
+        return bool(self._in_step) and not self._in_step.keys().isdisjoint(names)
+
+    def void(self) -> None:
+        """Lets no load bring anything that has begun. May be called from any thread."""
+        self.void_up_to = self._last
+
+    def forgive(self, names: Iterable[bytes]) -> None:
+        """Notes that blocks were stored again, so that they may be loaded."""
+        for name in names if self._failing else ():
+            self._failing.pop(name, None)
 
     def without_failing(self, names: list[bytes]) -> list[bytes]:
         """Returns the blocks before the first one whose load has failed a short time ago."""
@@ -95,12 +120,17 @@ class PlannedLoads:
     def _end(self, number: int) -> PlannedLoad:
         planned = self._running.pop(number)
         job = planned.job
-        for name in job.chain if not job.is_in_step else ():
-            self._awaited.pop(name, None)
+        if job.is_in_step:
+            self._in_step -= Counter(job.chain)
+        else:
+            for name in job.chain:
+                self._awaited.pop(name, None)
         now = time.monotonic()
         self._failing = {name: until for name, until in self._failing.items() if until > now}
         failed = job.chain[planned.loaded : planned.loaded + 1]
-        if not job.is_void and len(self._failing) < MOST_FAILING:
+        # A load inside a step has little time: it says nothing about its blocks.
+        is_bad = not job.is_in_step and number > self.void_up_to
+        if is_bad and len(self._failing) < MOST_FAILING:
             self._failing.update((name, now + self._pause_s) for name in failed)
         for lease in planned.leases:
             lease.release()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,7 +43,10 @@ class DirectRequest:
         pages: vLLM's blocks, in the order of the prompt.
         offer: What it was promised last.
         next_save: Position of the first block that is neither loaded nor saved.
-        counted: How many of its blocks were counted as looked up.
+        counted: Whether its blocks were counted as looked up.
+        deferred_s: How long it has waited for loads of other requests.
+        deferred_at: Since when it waits for one; None if it does not.
+        was_short: Whether some of its blocks were not in places: they are not leased again.
         retries: How many of its saves were given up and planned again.
         is_stale: Whether some of its blocks may be of weights that were replaced: none is saved.
     """
@@ -53,14 +57,17 @@ class DirectRequest:
     pages: list[int] = field(default_factory=list)
     offer: Offer | None = None
     next_save: int = 0
-    counted: int = 0
+    counted: bool = False
+    deferred_s: float = 0.0
+    deferred_at: float | None = None
+    was_short: bool = False
     retries: int = 0
     is_stale: bool = False
 
     def forget_pages(self) -> None:
         """Notes that vLLM took its blocks, and computes all of it again."""
         self.pages.clear()
-        self.next_save, self.is_stale = 0, False
+        self.next_save, self.is_stale, self.was_short = 0, False, False
 
     def names_of_blocks(self, hashes_per_block: int, tokens_per_block: int) -> list[bytes]:
         """Returns the names of all full blocks.
@@ -88,12 +95,23 @@ class DirectRequest:
         tiers = self._parameters.get("kv_load_tiers")
         return tiers is None or any(one.get("medium") == "STORAGE" for one in tiers)
 
-    @property
-    def loadable_tokens(self) -> int:
-        """Tokens of which blocks may be loaded, all but the last one."""
+    def loadable_tokens(self, computed: int) -> int:
+        """Returns the tokens of which blocks may be loaded, all but the last one.
+
+        Args:
+            computed: Tokens that vLLM has itself.
+        """
         tokens: int = self.request.num_tokens
         most = self._limit("max_load_tokens")
-        return tokens if most is None else min(tokens, most + 1)
+        return tokens if most is None else min(tokens, computed + most + 1)
+
+    def may_defer(self, most_s: float) -> bool:
+        """Notes that it waits for a load of another request; whether it may, in all so long."""
+        now = time.monotonic()
+        if self.deferred_at is not None:
+            self.deferred_s += now - self.deferred_at
+        self.deferred_at = now if self.deferred_s < most_s else None
+        return self.deferred_at is not None
 
     def savable_tokens(self, computed: int, *, prompt_only: bool) -> int:
         """Returns of how many tokens blocks may be saved.

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,8 +24,10 @@ logger = init_logger("vllm.dalsegno")
 
 # How long a step waits for copies of saves whose blocks it may overwrite. They take milliseconds.
 DRAIN_S = 1.0
-# How long a step waits to learn which blocks are present already.
+# How long a step waits to learn which blocks are present already, for all of its saves.
 LOOKUP_S = 0.05
+# Bytes that wait to be put; then no more are copied.
+MOST_HELD_BYTES = 512 << 20
 
 
 @dataclass
@@ -59,21 +62,27 @@ class RunningSave:
 class WorkerSaves:
     """All saves of a worker."""
 
-    def __init__(self, layers: int, pages_per_block: int, timeout_s: float) -> None:
+    def __init__(
+        self, layers: int, block_bytes: int, pages_per_block: int, timeout_s: float
+    ) -> None:
         """Starts with none.
 
         Args:
             layers: Number of layers.
+            block_bytes: Bytes of a block.
             pages_per_block: vLLM's blocks that hold one block of the store.
             timeout_s: Seconds that a put may take.
         """
-        self._layers, self._per_block, self._timeout_s = layers, pages_per_block, timeout_s
+        self._layers, self._block_bytes = layers, block_bytes
+        self._per_block, self._timeout_s = pages_per_block, timeout_s
         self._log = Trouble(logger)
         self._in_step: list[RunningSave] = []
         self._copying: list[RunningSave] = []
         # Copied and not confirmed, by number.
         self._copied: dict[int, RunningSave] = {}
-        self._puts: list[tuple[RunningSave, Any]] = []
+        # Confirmed and not put. One put at a time: copies of layers run on the same threads.
+        self._confirmed: deque[RunningSave] = deque()
+        self._put: tuple[RunningSave, Any] | None = None
 
     def begin(
         self, jobs: Iterable[SaveJob], namespace: Any, memory: Any, report: StepReport
@@ -86,25 +95,38 @@ class WorkerSaves:
             memory: vLLM's KV cache; None: nothing is saved.
             report: Takes those that have ended.
         """
+        until = time.monotonic() + LOOKUP_S
         for job in jobs:
-            if namespace is None or memory is None:
+            if namespace is None or memory is None or self._held_bytes() > MOST_HELD_BYTES:
                 report.copied[job.number] = [False]
             else:
-                self._prepare(job, namespace, memory, report)
+                left_s = max(0.001, until - time.monotonic())
+                self._prepare(job, namespace, memory, report, left_s)
 
-    def _prepare(self, job: SaveJob, namespace: Any, memory: Any, report: StepReport) -> None:
+    def _held_bytes(self) -> int:
+        """Returns how many bytes were copied, or are being copied, and not put."""
+        saves = [*self._in_step, *self._copying, *self._copied.values(), *self._confirmed]
+        blocks: int = sum(save.writer.count for save in saves if save.writer is not None)
+        return blocks * self._block_bytes
+
+    def _prepare(
+        self, job: SaveJob, namespace: Any, memory: Any, report: StepReport, lookup_s: float
+    ) -> None:
         """Begins a put by layer, unless all blocks are present."""
         try:
-            writer = namespace.layer_writer(job.chain, first=job.first, timeout_s=LOOKUP_S)
+            writer = namespace.layer_writer(job.chain, first=job.first, timeout_s=lookup_s)
             skipped = writer.first - job.first
             if not writer.count:
                 self._end_copies(RunningSave(job), report)
                 return
-            # Refused if another request saves some of these blocks at the moment.
-            pages = memory.blocks(job.pages[skipped * self._per_block :])
         except Exception as error:  # noqa: BLE001 - blocks that are not saved are misses later
-            if not isinstance(error, dalsegno.InvalidError):
-                self._log.log("save", error)
+            self._log.log("save", error)
+            report.copied[job.number] = [False]
+            return
+        try:
+            pages = memory.blocks(job.pages[skipped * self._per_block :])
+        except dalsegno.InvalidError:
+            # Another request saves some of these blocks at the moment.
             report.copied[job.number] = [False]
             return
         self._in_step.append(RunningSave(job, writer, pages))
@@ -150,14 +172,26 @@ class WorkerSaves:
                 self._end_copies(save, report)
             else:
                 self._copying.append(save)
-        puts, self._puts = self._puts, []
-        for save, put in puts:
+        self._poll_puts(report)
+
+    def _poll_puts(self, report: StepReport) -> None:
+        """Reports how puts ended, and starts the next one."""
+        if self._put is not None:
+            save, put = self._put
             if not put.done():
-                self._puts.append((save, put))
-            elif put.throttled:
-                self._put(save, report)
+                return
+            self._put = None
+            if put.throttled:
+                self._confirmed.appendleft(save)
             else:
                 self._end_put(save, put, report)
+        while self._confirmed and self._put is None:
+            save = self._confirmed.popleft()
+            try:
+                self._put = (save, save.writer.submit_commit(timeout_s=self._timeout_s))
+            except Exception as error:  # noqa: BLE001 - the blocks are not saved
+                report.puts[save.job.number] = [(0, save.writer.count)]
+                self._log.log("save", error)
 
     def _end_copies(self, save: RunningSave, report: StepReport) -> None:
         """Keeps a save until it is confirmed, if all of its layers were copied."""
@@ -183,14 +217,8 @@ class WorkerSaves:
                 # Every block was present.
                 report.puts[number] = [(0, 0)]
             else:
-                self._put(save, report)
-
-    def _put(self, save: RunningSave, report: StepReport) -> None:
-        try:
-            self._puts.append((save, save.writer.submit_commit(timeout_s=self._timeout_s)))
-        except Exception as error:  # noqa: BLE001 - the blocks are not saved
-            report.puts[save.job.number] = [(0, save.writer.count)]
-            self._log.log("save", error)
+                self._confirmed.append(save)
+        self._poll_puts(report)
 
     def _end_put(self, save: RunningSave, put: Any, report: StepReport) -> None:
         count = save.writer.count
@@ -207,6 +235,8 @@ class WorkerSaves:
         report = StepReport()
         self.drain(report)
         until = time.monotonic() + DRAIN_S
-        for _, put in self._puts:
-            put.wait(max(0.0, until - time.monotonic()))
+        while self._put is not None and time.monotonic() < until:
+            self._put[1].wait(max(0.0, until - time.monotonic()))
+            self._poll_puts(report)
         self._copied.clear()
+        self._confirmed.clear()

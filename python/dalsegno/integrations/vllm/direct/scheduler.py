@@ -3,11 +3,12 @@
 1. A request is promised blocks inside a step if they lie in places under a lease, or if vLLM is
    known to compute them again rightly and the step computes for about as long as they take. All
    others are loaded before the request is scheduled, and their errors are known by then.
-2. A block that is being loaded for one request is not loaded for another one: that waits, at most
-   as long as the load may take, and finds the block in vLLM's own cache.
+2. A block that is being loaded for one request is not loaded for another one: that waits, in all
+   at most as long as one load may take, and finds the block in vLLM's own cache.
 3. vLLM may give away blocks that are still being saved. Then the step that may write them waits for
-   the copies, which take milliseconds.
-4. A promise that cannot be kept any more becomes a load that fails: vLLM computes those blocks.
+   the copies, at most a second.
+4. A promise that cannot be kept any more becomes a load that fails: vLLM computes those blocks. If
+   that happens inside a step, they are taken out of vLLM's own cache.
 5. A block is a hit only if all ranks have it.
 6. No exception leaves a call: it becomes a miss, a counter and at most one log line per 30 s.
 """
@@ -35,8 +36,6 @@ from dalsegno.integrations.vllm.settings import FAIL_WARNING, ConnectorSettings
 
 logger = init_logger("vllm.dalsegno")
 
-# A put by layer fits into one extent, and several of them into the memory in which layers gather.
-SAVE_BYTES = 8 << 20
 # How often a request tries again to save blocks that were given up.
 MOST_RETRIES = 8
 # How long a step waits for copies from places. They take milliseconds.
@@ -74,7 +73,8 @@ class DirectScheduler:
         self._loads = PlannedLoads(ranks, settings.failed_load_pause_s)
         self._saves = PlannedSaves(len(space.names_of_ranks(config)))
         self._store = DirectStore(settings, config, self._void)
-        self._most_saved = max(1, SAVE_BYTES // self._store.block_bytes)
+        self._can_take_back = False
+        self._evict: Callable[[set[int]], None] = lambda _: None
         self._has_prefix_cache = vllm_config.cache_config.enable_prefix_caching
         self._pages_per_block = config.cache.blocks_per_chunk
         self._hashes_per_block = self._store.tokens // config.cache.tokens_per_hash
@@ -82,6 +82,16 @@ class DirectScheduler:
         inputs.warn_of_random_hashes()
         if vllm_config.kv_transfer_config.kv_load_failure_policy == "fail":
             logger.warning(FAIL_WARNING)
+
+    def bind(self, cache: Any) -> None:
+        """Takes vLLM's own cache: only if blocks can be taken out of it may step loads fail.
+
+        Args:
+            cache: vLLM's `KVCacheManager`.
+        """
+        evict = getattr(cache, "evict_blocks", None)
+        if evict is not None:
+            self._evict, self._can_take_back = evict, True
 
     def on_new_request(self, request: Any) -> None:
         """Starts to remember what is known about a request, unless it must not use the store."""
@@ -101,11 +111,16 @@ class DirectScheduler:
             request: vLLM's request.
             computed: Tokens that vLLM has itself, whole blocks.
         """
-        state = self._requests.get(request.request_id)
-        if state is None:
-            return 0, False
         miss: tuple[int | None, bool] = (0, False)
-        return self._safely("lookup", lambda: self._match(state, computed), miss)
+        return self._safely("lookup", lambda: self._match_or_wait(request, computed), miss)
+
+    def _match_or_wait(self, request: Any, computed: int) -> tuple[int | None, bool]:
+        per_hash = self._store.tokens // self._hashes_per_block
+        if self._loads.fills(map(bytes, request.block_hashes[: computed // per_hash])):
+            # A step is loading blocks that vLLM takes for computed.
+            return None, False
+        state = self._requests.get(request.request_id)
+        return (0, False) if state is None else self._match(state, computed)
 
     def _match(self, state: DirectRequest, computed: int) -> tuple[int | None, bool]:
         state.offer = None
@@ -114,19 +129,22 @@ class DirectScheduler:
         if not namespaces or computed % tokens or not state.may_load:
             return 0, False
         # One token is always computed.
-        last = (state.loadable_tokens - 1) // tokens
+        last = (state.loadable_tokens(computed) - 1) // tokens
         wanted = names[computed // tokens : last]
         if wanted and self._has_prefix_cache and self._loads.awaits(wanted[0]):
-            self._meter.count("deferred_lookups")
-            return None, False
+            if state.may_defer(self._settings.load_timeout_s):
+                self._meter.count("deferred_lookups")
+                return None, False
+            return 0, False
+        state.deferred_at = None
         wanted = self._loads.without_failing(wanted)
         if not wanted:
             return 0, False
         found = len(wanted)
         for namespace in namespaces:
             found = namespace.probe(wanted[:found])
-        if len(wanted) > state.counted:
-            state.counted = len(wanted)
+        if not state.counted:
+            state.counted = True
             self._meter.count("lookup_blocks", found, "hit")
             self._meter.count("lookup_blocks", len(wanted) - found, "miss")
         if not found:
@@ -137,30 +155,29 @@ class DirectScheduler:
     def _offer(self, state: DirectRequest, first: int, count: int) -> Offer:
         """Decides how blocks are loaded."""
         size = self._step_bytes + count * self._store.block_bytes
-        if leases := self._lease(state.names[first : first + count], size):
-            return Offer(first, count, LoadWay.COPY, IN_PLACE_S, leases)
+        chain = state.names[first : first + count]
+        may_copy = self._can_take_back or not self._store.is_served
+        if may_copy and not state.was_short and self._rule.allows_copy(size):
+            if leases := self._lease(chain):
+                return Offer(first, count, LoadWay.COPY, IN_PLACE_S, leases)
+            state.was_short = True
         left = state.request.num_tokens - (first + count) * self._store.tokens
-        most_s = self._rule.read_s(size, min(left, self._most_tokens)) if self._reads else 0.0
+        may_read = self._can_take_back and self._reads and count <= self._store.most_by_layer
+        most_s = self._rule.read_s(size, min(left, self._most_tokens)) if may_read else 0.0
         if most_s:
             return Offer(first, count, LoadWay.READ, min(most_s, self._settings.load_timeout_s))
         return Offer(first, count, LoadWay.AHEAD, self._settings.load_timeout_s)
 
-    def _lease(self, chain: list[bytes], size: int) -> Sequence[Any]:
-        """Returns blocks in their places, if all are there and may be copied in a step.
-
-        Args:
-            chain: The blocks.
-            size: Bytes of all loads of the step, with these.
-        """
-        if not self._rule.allows_copy(size):
-            return ()
-        wait_s = self._store.lease_s
-        leases = [one.lease(chain, timeout_s=wait_s) for one in self._store.namespaces]
-        if leases and all(len(lease) == len(chain) for lease in leases):
-            return leases
-        for lease in leases:
-            lease.release()
-        return ()
+    def _lease(self, chain: list[bytes]) -> Sequence[Any]:
+        """Returns blocks in their places, if all are there on all ranks."""
+        leases = []
+        for namespace in self._store.namespaces:
+            leases.append(namespace.lease(chain, timeout_s=self._store.lease_s))
+            if len(leases[-1]) < len(chain):
+                for lease in leases:
+                    lease.release()
+                return ()
+        return leases
 
     def allocated(self, request: Any, pages: list[int], tokens: int) -> None:
         """Plans the load of what a request was promised, now that it has blocks.
@@ -188,7 +205,8 @@ class DirectScheduler:
             lease=offer.leases[0] if offer.leases else None,
             is_void=offer.is_void,
         )
-        self._loads.add(PlannedLoad(job, offer.first, offer.leases))
+        behind = pages[offer.first * each :]
+        self._loads.add(PlannedLoad(job, state, behind, offer.first, offer.leases))
         state.next_save = max(state.next_save, end)
         self._plan.loads.append(job)
         self._plan.must_drain |= self._saves.read(job.pages)
@@ -203,6 +221,7 @@ class DirectScheduler:
             output: vLLM's `SchedulerOutput`.
         """
         plan, self._plan, self._step_bytes = self._plan, StepPlan(), 0
+        plan.void_loads = self._loads.void_up_to
         self._safely("build_connector_meta", lambda: self._plan_saves(plan, output), None)
         return plan
 
@@ -244,8 +263,9 @@ class DirectScheduler:
         end = min(tokens // self._store.tokens, len(names), len(state.pages) // each)
         if end <= state.next_save or state.is_stale:
             return
-        for first in range(state.next_save, end, self._most_saved):
-            last = min(first + self._most_saved, end)
+        most = self._store.most_saved
+        for first in range(state.next_save, end, most):
+            last = min(first + most, end)
             pages = state.pages[first * each : last * each]
             plan.saves.append(self._saves.add(state.request.request_id, names[:last], first, pages))
         state.next_save = end
@@ -270,6 +290,7 @@ class DirectScheduler:
         for load in self._loads.take(report):
             self._end_load(load)
         for save in self._saves.take(report):
+            self._loads.forgive(save.job.chain[save.job.first :])
             taken = min(count for count, _ in save.puts)
             self._meter.count("stored_blocks", taken)
             self._meter.count("stored_bytes", taken * self._store.block_bytes * len(save.puts))
@@ -291,11 +312,15 @@ class DirectScheduler:
         self._meter.count("load_failed_blocks", len(job.chain) - loaded)
         if loaded == len(job.chain):
             return
+        state = load.request
         if job.is_in_step:
             # Steps that were planned before this was known have computed from missing blocks.
             self._saves.void()
-        if state := self._requests.get(job.request_id):
-            state.next_save = min(state.next_save, load.first + loaded)
+            bad = loaded * self._pages_per_block
+            pages = {*load.pages[bad:], *state.pages[load.first * self._pages_per_block + bad :]}
+            # vLLM keeps them in its own cache, as if they were computed.
+            self._evict(pages)
+        state.next_save = min(state.next_save, load.first + loaded)
 
     def finished(self, request: Any) -> None:
         """Forgets a request."""
@@ -315,12 +340,14 @@ class DirectScheduler:
         self._void()
         for state in self._requests.values():
             # Unless it is preempted now.
-            state.is_stale = True
-        self._safely("reset_cache", self._store.renew, None)
+            state.is_stale = bool(state.pages or state.next_save)
+        has_puts = self._saves.is_busy
+        self._safely("reset_cache", lambda: self._store.renew(has_puts=has_puts), None)
 
     def _void(self) -> None:
         """Lets nothing be loaded that was promised, nor be put that is not confirmed."""
         self._saves.void()
+        self._loads.void()
         for state in list(self._requests.values()):
             if state.offer is not None:
                 state.offer.is_void = True

@@ -30,6 +30,8 @@ logger = init_logger("vllm.dalsegno")
 
 _known: weakref.WeakValueDictionary[str, DirectStore] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
+# Bytes of a put by layer. Several of them are gathered in memory.
+SAVE_BYTES = 8 << 20
 # How long the first step of a worker waits for the server of the store.
 CONNECT_S = 5.0
 # How long a scheduler waits for the server's answer which blocks are in places.
@@ -68,6 +70,7 @@ class DirectStore:
         layers: Layers of a block.
         slice_bytes: Bytes of one layer of one block.
         tokens: Tokens of a block.
+        is_served: Whether a server owns the store.
         lease_s: Seconds in which blocks can be leased that need no disk.
     """
 
@@ -96,14 +99,14 @@ class DirectStore:
         self._place, opening = settings.place(self._folder()), self._store_settings()
         self._backend = Backend(self._place, opening, self._prepare, "vLLM", logger)
         self._guard = doors.guard(self._backend, config.engine_id, on_mixed)
-        served = self._place.startswith(SOCKET_PREFIX)
+        self.is_served = self._place.startswith(SOCKET_PREFIX)
         # Without time nothing is read from a disk.
-        self.lease_s = SERVED_LEASE_S if served else 0.0
+        self.lease_s = SERVED_LEASE_S if self.is_served else 0.0
         logger.info(
             "Dalsegno copies blocks directly into vLLM's KV cache: blocks of %d tokens, %s.",
             self.tokens,
             "in the pool of a server, so cpu_bytes_to_use is not used"
-            if served
+            if self.is_served
             else f"in a pool of {opening['dram']} bytes",
         )
         with _lock:
@@ -118,6 +121,19 @@ class DirectStore:
     def opened(self) -> Opened | None:
         """The open store; None while there is none, or nothing may be loaded or stored."""
         return None if self._refusal else self._guard.current
+
+    @property
+    def most_saved(self) -> int:
+        """How many blocks a put by layer may have: they fit into one extent."""
+        opened = self.opened
+        extent: int = SAVE_BYTES if opened is None else opened.store.limits()["extent_bytes"]
+        return max(1, min(SAVE_BYTES, extent) // self.block_bytes)
+
+    @property
+    def most_by_layer(self) -> int:
+        """How many blocks a load may have whose first layers are there before the last ones."""
+        pool: int = 0 if self.is_served else self._store_settings()["dram"]
+        return pool // 4 // self.block_bytes
 
     @property
     def namespaces(self) -> Sequence[Any]:
@@ -142,8 +158,15 @@ class DirectStore:
         """Notes that vLLM's cache is about to be filled."""
         self._guard.epoch.note_use()
 
-    def renew(self) -> None:
-        """Forgets every block for this process, whose weights may have changed."""
+    def renew(self, *, has_puts: bool) -> None:
+        """Forgets every block for this process, whose weights may have changed.
+
+        Args:
+            has_puts: Whether blocks are being put. What a server has not received yet may come
+                after a removal, so the namespaces of before are not used any more.
+        """
+        if has_puts and self.is_served:
+            self._backend.leave()
         self._guard.renew()
 
     def stats(self) -> Mapping[str, Any] | None:

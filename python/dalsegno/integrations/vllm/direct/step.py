@@ -110,6 +110,8 @@ class StepPlan(KVConnectorMetadata):  # type: ignore[misc]
     Attributes:
         loads: Loads that start.
         saves: Saves of blocks that the step computes.
+        void_loads: Loads up to this number bring nothing: their blocks may be of weights that were
+            replaced.
         confirmed: Earlier saves whose blocks were copied by all workers and are right: they are put
             into the store.
         void: Earlier saves that put nothing.
@@ -121,6 +123,7 @@ class StepPlan(KVConnectorMetadata):  # type: ignore[misc]
 
     loads: list[LoadJob] = field(default_factory=list)
     saves: list[SaveJob] = field(default_factory=list)
+    void_loads: int = 0
     confirmed: list[int] = field(default_factory=list)
     void: list[int] = field(default_factory=list)
     must_drain: bool = False
@@ -157,8 +160,8 @@ class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
         loads: How many leading blocks a load has brought.
         copied: Whether all layers of a save were copied; vLLM's blocks are not needed any more.
         puts: How many blocks of a save the store has taken, and how many it could not take.
-        copying: Bytes that steps waited for while they were copied from places.
-        reading: Bytes that were read from wherever they were.
+        copying: Bytes that were to be copied from places.
+        reading: Bytes that were to be read from wherever they were.
         computing: Tokens of steps, without the time for which they waited.
         refusal: Why a worker can neither load nor save; empty if all can.
     """

@@ -72,9 +72,12 @@ class DirectWorker:
         self._plan = StepPlan()
         self._step_loads: list[RunningLoad] = []
         self._loads: list[RunningLoad] = []
-        self._saves = WorkerSaves(len(self._names), self._per_block, store_timeout_s)
+        self._saves = WorkerSaves(
+            len(self._names), self._block_bytes, self._per_block, store_timeout_s
+        )
         self._hooks_run = True
         self._step_started, self._waited_s = 0.0, 0.0
+        self._void_loads = 0
         self._refusal = ""
         self._invalid: set[int] = set()
         self._report = StepReport()
@@ -85,8 +88,8 @@ class DirectWorker:
             self._memory = layout.paged_memory(
                 caches, self._names, self._pages, self._per_block, self._slice_bytes
             )
-        except layout.UnknownLayoutError as error:
-            self._refusal = str(error)
+        except Exception as error:  # noqa: BLE001 - the engine runs on without shared blocks
+            self._refusal = f"{type(error).__name__}: {error}"
             logger.warning(
                 "Dalsegno does not know how vLLM's KV cache is laid out, so it loads and saves "
                 'nothing: %s. Set "path_to_engine": "tiered".',
@@ -99,6 +102,7 @@ class DirectWorker:
             self.drain()
         self._plan, self._hooks_run = plan, True
         self._step_started, self._waited_s = time.monotonic(), 0.0
+        self._void_loads = max(self._void_loads, plan.void_loads)
         self._namespace = self._space.find(plan.space)
         self._report.refusal = self._refusal
         if self._saves_blocks:
@@ -117,7 +121,7 @@ class DirectWorker:
             running = RunningLoad(job)
             try:
                 running.load = None if job.is_void else self._begin_load(job)
-                if running.load is not None and job.way is not LoadWay.COPY:
+                if running.load is not None:
                     running.load.on_end(running.note_end)
             except Exception as error:  # noqa: BLE001 - its blocks are computed
                 self._log.log("load", error)
@@ -136,8 +140,12 @@ class DirectWorker:
         if lease is None:
             # The scheduler's lease keeps the blocks where they are.
             with namespace.lease(job.chain, timeout_s=job.timeout_s) as lease:
-                pages = self._memory.blocks(job.pages[: len(lease) * self._per_block])
-                return lease.load(pages, timeout_s=job.timeout_s) if len(lease) else None
+                if len(lease) == len(job.chain):
+                    return lease.load(self._memory.blocks(job.pages), timeout_s=job.timeout_s)
+            # This process may lease no more.
+            return namespace.load(
+                job.chain, self._memory.blocks(job.pages), timeout_s=job.timeout_s
+            )
         return lease.load(self._memory.blocks(job.pages), timeout_s=job.timeout_s)
 
     def wait_for_layer(self, name: str) -> None:
@@ -173,17 +181,14 @@ class DirectWorker:
         self._saves.end_step(has_computed=not is_aborted)
 
     def _end_step_loads(self) -> None:
-        started, copied = time.monotonic(), 0
+        started = time.monotonic()
         for running in self._step_loads:
-            count = self._end_load(running)
-            copied += count if running.job.way is LoadWay.COPY else 0
+            self._end_load(running)
         self._waited_s += time.monotonic() - started
-        if copied:
-            self._report.copying += Work(copied * self._block_bytes, self._waited_s)
         self._step_loads = []
 
-    def _end_load(self, running: RunningLoad) -> int:
-        """Waits for a load, and reports the blocks that it has brought; returns their number."""
+    def _end_load(self, running: RunningLoad) -> None:
+        """Waits for a load, and reports the blocks that it has brought."""
         job, count = running.job, 0
         if running.load is not None:
             running.load.wait()
@@ -191,12 +196,17 @@ class DirectWorker:
                 count = running.load.result()
             except Exception as error:  # noqa: BLE001 - its blocks are computed
                 self._log.log("load", error)
+        if running.ended is not None:
+            # Also of a load that has failed: a slow one is one that has failed.
+            work = Work(len(job.chain) * self._block_bytes, running.ended - running.started)
+            if job.way is LoadWay.COPY:
+                self._report.copying += work
+            else:
+                self._report.reading += work
+        if job.number <= self._void_loads:
+            count = 0
         self._invalid |= set(job.pages[count * self._per_block :])
         self._report.loads[job.number] = [count]
-        if running.ended is not None:
-            took_s = running.ended - running.started
-            self._report.reading += Work(count * self._block_bytes, took_s)
-        return count
 
     def drain(self) -> None:
         """Waits until no save that may be put reads vLLM's blocks."""

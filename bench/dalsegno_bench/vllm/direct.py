@@ -1,0 +1,232 @@
+"""The direct path against the tiered path: time to the first token, and what copying costs.
+
+Real vLLM on the CPU computes the last tokens of documents whose blocks a store has. The model has
+random weights, small layers and a large KV cache, so loading takes most of the time. `pool`: the
+blocks are in the pool of the store, but neither in vLLM's KV cache nor in its memory tier. `disk`:
+they are on the disk only, because more documents take turns than memory holds. Both paths take
+turns in each round. A ratio is direct / tiered of one round, and a figure is the median.
+
+`overlap` is the share of the time of a load from disk that is hidden behind the compute of its own
+step. The same prompt is asked three times in a round: when vLLM has its beginning, when its request
+waits for the load, and when the step does. `copies_per_byte` and `plan_us_per_piece` are measured
+without an engine: a piece is one layer of one block, and small enough that copying it takes less
+time than to plan it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dalsegno_bench.vllm import direct_engines
+from dalsegno_bench.vllm.direct_engines import Contender, Model
+
+__all__ = ["ENVIRONMENT", "SUMMARY", "main"]
+
+SUMMARY = "vLLM's direct path against its tiered path: time to first token, copies, overlap, CPU"
+ENVIRONMENT = "vllm"
+
+# Documents that are asked about in turn.
+POOL_DOCUMENTS, DISK_DOCUMENTS = 2, 6
+TAIL = 16
+PIECES = (100, 1_000, 10_000)
+
+
+def documents(count: int, tokens: int) -> list[list[int]]:
+    """Returns documents of random tokens."""
+    noise = random.Random(3)  # noqa: S311 - not a secret
+    return [[noise.randrange(2, Model.VOCABULARY) for _ in range(tokens)] for _ in range(count)]
+
+
+def compare(
+    place: str, folder: Path, model: Model, rounds: int, tokens: int
+) -> tuple[dict[str, Any], list[float]]:
+    """Measures both paths with blocks in one place.
+
+    Returns:
+        The figures, and the ratios of the rounds.
+    """
+    count = POOL_DOCUMENTS if place == "pool" else DISK_DOCUMENTS
+    size = tokens * model.bytes_per_token
+    held = 4.4 * size if place == "pool" else 4.1 * size
+    texts = documents(count, tokens)
+    direct = {"path_to_engine": "direct", "cpu_bytes_to_use": int(held)}
+    # Its memory tier holds one document, and that is never the next one.
+    tiered = {"cpu_bytes_to_use": int(1.3 * size), "store": {"dram": 0}}
+    if place == "pool":
+        tiered["store"] = {"dram": int(held), "dram_admission": "put"}
+    settings = {"direct": direct, "tiered": tiered}
+    with direct_engines.running(folder, model, settings) as engines:
+        for engine in engines.values():
+            for text in texts:
+                engine.ask([*text, *text[:TAIL]])
+        spent: dict[str, list[dict[str, float]]] = {name: [] for name in engines}
+        for number in range(rounds + 1):
+            text = texts[number % count]
+            for name in list(engines)[:: 1 if number % 2 else -1]:
+                # Another end than before, so that only the document is known.
+                end = [*text[1:TAIL], number + 2]
+                answer = engines[name].ask([*text, *end])
+                if number:
+                    spent[name].append(answer)
+            print(f"{place}: round {number} of {rounds}", file=sys.stderr)
+    return _figures(place, spent, size)
+
+
+def _figures(
+    place: str, spent: dict[str, list[dict[str, float]]], size: int
+) -> tuple[dict[str, Any], list[float]]:
+    pairs = zip(spent["direct"], spent["tiered"], strict=True)
+    ratios = [mine["ttft_s"] / theirs["ttft_s"] for mine, theirs in pairs]
+    figures: dict[str, Any] = {f"ttft_{place}_vs_tiered": round(statistics.median(ratios), 3)}
+    for name, answers in spent.items():
+        middle = {key: statistics.median(answer[key] for answer in answers) for key in answers[0]}
+        figures[f"{place}_{name}"] = {
+            "ttft_ms": round(1e3 * middle["ttft_s"], 1),
+            "cpu_s_per_gb": round(middle["cpu_s"] / size * 1e9, 3),
+            "loaded_mib": round(middle["loaded_bytes"] / 2**20, 1),
+            "step_loads": middle["step_loads"],
+        }
+    return figures, ratios
+
+
+def overlap(folder: Path, model: Model, rounds: int, tokens: int) -> dict[str, Any]:
+    """Measures how much of a load is hidden behind the compute of its step."""
+    size = tokens * model.bytes_per_token
+    given = {"path_to_engine": "direct", "cpu_bytes_to_use": int(4.1 * size)}
+    # Long enough for any load.
+    settings = {
+        "step": {**given, "max_step_load_s": 30},
+        "wait": {**given, "max_step_load_s": 1e-6},
+    }
+    texts = documents(DISK_DOCUMENTS, tokens)
+    with direct_engines.running(folder, model, settings, waiting={"wait"}) as engines:
+        for engine in engines.values():
+            for text in texts:
+                engine.ask([*text, *text[:TAIL]])
+        tail = _tail_that_takes_longer(engines["wait"], texts, tokens)
+        shares, parts = [], []
+        for number in range(rounds):
+            text = texts[number % DISK_DOCUMENTS]
+            prompts = [[*text, number + 2, one, *text[: tail - 2]] for one in (2, 3, 4)]
+            waits = engines["wait"].ask(prompts[0])["ttft_s"]
+            computes = engines["wait"].ask(prompts[1], forget=False)["ttft_s"]
+            both = engines["step"].ask(prompts[2])
+            assert both["step_loads"] == 1, "the load did not run inside the step"
+            load_s = waits - computes
+            shares.append((waits - both["ttft_s"]) / load_s)
+            parts.append(load_s / computes)
+            print(f"overlap: round {number + 1} of {rounds}", file=sys.stderr)
+    return {
+        "overlap": round(statistics.median(shares), 3),
+        "load_per_compute": round(statistics.median(parts), 3),
+        "overlap_tokens": tail,
+    }
+
+
+def _tail_that_takes_longer(engine: Contender, texts: list[list[int]], tokens: int) -> int:
+    """Returns how many tokens to compute, so that the load takes 0.3 to 0.9 of that time."""
+    for tail in (64, 128, 256, 384, 512, 768):
+        prompts = [[*texts[0], one, *texts[1][: tail - 1]] for one in (5, 6)]
+        engine.ask([*texts[1], 7])
+        load_s = engine.ask(prompts[0])["ttft_s"]
+        computes = engine.ask(prompts[1], forget=False)["ttft_s"]
+        if load_s - computes < 0.75 * computes or tail * 2 > tokens:
+            return tail
+    return 1024
+
+
+def pieces(folder: Path) -> dict[str, Any]:
+    """Measures loads from the pool without an engine."""
+    import dalsegno
+
+    layers, slice_bytes, most = 8, 512, max(PIECES)
+    figures: dict[str, Any] = {"plan_us_per_piece": {}}
+    dram = 4 * most * (64 << 10)
+    with dalsegno.open(
+        folder / "pieces", capacity="2GiB", dram=dram, dram_admission="put"
+    ) as store:
+        namespace = store.namespace({}, layers=layers, slice_bytes=slice_bytes)
+        buffers = [bytearray(most * slice_bytes) for _ in range(layers)]
+        memory = dalsegno.PagedMemory(
+            buffers, pages=most, stride=slice_bytes, parts=[(0, slice_bytes)], pages_per_block=1
+        )
+        chain = [number.to_bytes(32, "big") for number in range(1, most + 1)]
+        block = bytes(layers * slice_bytes)
+        for first in range(0, most, 500):
+            namespace.put_batch(chain[: first + 500], [block] * 500, first=first)
+        for count in PIECES:
+            pages, took = list(range(count)), []
+            for _ in range(15):
+                with namespace.lease(chain[:count]) as lease:
+                    assert len(lease) == count, "the pool holds fewer blocks"
+                    before = store.stats()["engine_copied_bytes"]
+                    blocks = memory.blocks(pages)
+                    started = time.perf_counter()
+                    load = lease.load(blocks)
+                    load.wait()
+                    took.append(time.perf_counter() - started)
+                    assert load.result() == count
+                    copied = store.stats()["engine_copied_bytes"] - before
+                    del load, blocks
+            figures["plan_us_per_piece"][str(count)] = round(
+                statistics.median(took) * 1e6 / (count * layers), 4
+            )
+            figures["copies_per_byte"] = copied / (count * layers * slice_bytes)
+        del memory
+    return figures
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the bench.
+
+    Args:
+        argv: See ``--help``.
+
+    Returns:
+        The exit code.
+    """
+    parser = argparse.ArgumentParser(
+        prog="dalsegno bench direct",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--rounds", type=int, default=12, help="rounds (%(default)s)")
+    parser.add_argument(
+        "--tokens", type=int, default=1024, help="tokens of a document (%(default)s)"
+    )
+    parser.add_argument(
+        "--only", choices=("pool", "disk", "overlap", "pieces"), help="one part of the bench"
+    )
+    parser.add_argument("--dir", type=Path, default=Path("/var/tmp"))  # noqa: S108
+    options = parser.parse_args(argv)
+    line: dict[str, Any] = {"rounds": options.rounds, "load": [round(os.getloadavg()[0], 2)]}
+    with tempfile.TemporaryDirectory(dir=options.dir) as name:
+        folder = Path(name)
+        model = Model(folder / "model")
+        parts = (options.only,) if options.only else ("pieces", "pool", "disk", "overlap")
+        for part in parts:
+            if part == "pieces":
+                line |= pieces(folder)
+            elif part == "overlap":
+                line |= overlap(folder / part, model, options.rounds, options.tokens)
+            else:
+                figures, ratios = compare(
+                    part, folder / part, model, options.rounds, options.tokens
+                )
+                line |= figures
+                line[f"{part}_ratios"] = [round(one, 3) for one in ratios]
+    line["load"].append(round(os.getloadavg()[0], 2))
+    for key, value in line.items():
+        print(f"{key:26} {value}")
+    print(json.dumps(line))
+    return 0

@@ -1,0 +1,113 @@
+"""One vLLM engine for `dalsegno bench direct`, in a process of its own.
+
+``python -m dalsegno_bench.vllm.direct_program SPEC`` answers each line of JSON on standard input
+with a line on standard output. All other output goes to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import time
+from typing import Any
+
+from dalsegno.integrations.vllm import demo_engine
+
+SETTLE_S = 20.0
+
+
+def main() -> None:
+    """Runs the engine of a spec.
+
+    The spec has `model`, `kv_transfer_config`, and `reads`: whether steps may read blocks. An order
+    has the token ids of a `prompt`, and `forget`: whether vLLM forgets what it has before that.
+    """
+    spec = json.loads(sys.argv[1])
+    # vLLM and the libraries below it write to the descriptor itself.
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
+        os.dup2(2, 1)
+        os.environ.update(demo_engine.ENVIRONMENT)
+        engine = _Engine(spec)
+        print("{}", file=answers, flush=True)
+        for line in sys.stdin:
+            print(json.dumps(engine.ask(**json.loads(line))), file=answers, flush=True)
+        engine.close()
+
+
+class _Engine:
+    """An engine with a model of random weights."""
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        from vllm import LLM
+
+        if not spec["reads"]:
+            _forbid_reads()
+        self._llm = LLM(
+            model=spec["model"],
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            dtype="float32",
+            enforce_eager=True,
+            disable_log_stats=False,
+            max_num_seqs=2,
+            block_size=32,
+            kv_transfer_config=spec["kv_transfer_config"],
+        )
+
+    def ask(self, prompt: list[int], *, forget: bool) -> dict[str, float]:
+        """Computes one token after a prompt; returns what that cost."""
+        from vllm import SamplingParams
+
+        if forget:
+            assert self._llm.reset_prefix_cache()
+        sampling = SamplingParams(max_tokens=1, ignore_eos=True, detokenize=False, temperature=0)
+        before, cpu_s = self._counters(), _cpu_s()
+        asked = {"prompt_token_ids": prompt}
+        output = self._llm.generate([asked], sampling, use_tqdm=False)[0]
+        spent_s = _cpu_s() - cpu_s
+        self._settle()
+        counters = self._counters()
+        names = ("loaded_bytes", "step_loads", "load_failed_blocks", demo_engine.EXTERNAL_HITS)
+        return {
+            "ttft_s": output.metrics.first_token_latency,
+            "cpu_s": spent_s,
+            **{name: counters.get(name, 0) - before.get(name, 0) for name in names},
+        }
+
+    def _counters(self) -> dict[str, float]:
+        totals: dict[str, float] = {}
+        for metric in self._llm.get_metrics():
+            if hasattr(metric, "value"):
+                name = metric.name.removeprefix(demo_engine.STORE_METRICS)
+                totals[name] = totals.get(name, 0) + metric.value
+        return totals
+
+    def _settle(self) -> None:
+        """Steps the engine until its connector has nothing under way."""
+        scheduler = self._llm.llm_engine.engine_core.engine_core.scheduler
+        deadline = time.monotonic() + SETTLE_S
+        while scheduler.has_requests() and time.monotonic() < deadline:
+            self._llm.llm_engine.step()
+            time.sleep(0.002)
+
+    def close(self) -> None:
+        """Ends it."""
+        self._llm.llm_engine.engine_core.shutdown()
+
+
+def _forbid_reads() -> None:
+    """Lets requests wait for blocks that are not in the pool."""
+    from dalsegno.integrations.vllm.direct import choice
+
+    choice.StepRule.read_s = lambda *_: 0.0  # type: ignore[method-assign]
+
+
+def _cpu_s() -> float:
+    spent = resource.getrusage(resource.RUSAGE_SELF)
+    return spent.ru_utime + spent.ru_stime
+
+
+if __name__ == "__main__":
+    main()
