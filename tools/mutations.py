@@ -171,7 +171,7 @@ def run_pytest(command: list[str], tree: Path) -> subprocess.CompletedProcess[st
     """
     paths = os.pathsep.join(str(tree / name) for name in ("python", "bench", "."))
     done = subprocess.run(
-        [str(VLLM), "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *command[1:]],
+        [str(VLLM), "-m", "pytest", "-xq", "-W", "ignore", "-p", "no:cacheprovider", *command[1:]],
         cwd=tree,
         env=os.environ | {"PYTHONPATH": paths},
         check=False,
@@ -179,7 +179,7 @@ def run_pytest(command: list[str], tree: Path) -> subprocess.CompletedProcess[st
         text=True,
         timeout=LONGEST_S,
     )
-    if done.returncode not in (0, 1):
+    if done.returncode and not (done.returncode == 1 and "\nFAILED " in done.stdout):
         raise MutationError(f"the tests did not run:\n{done.stdout}{done.stderr}")
     return done
 

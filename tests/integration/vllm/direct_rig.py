@@ -160,13 +160,13 @@ class Rig:
             self._unblock()
         for one, *_ in [*new, *cached]:
             tokens[one.request_id] = min(CHUNK, one.num_tokens - one.num_computed_tokens)
-            self._cache_pages(one, one.num_computed_tokens + tokens[one.request_id])
         output = _output(new, cached, tokens, self._preempted)
         self._preempted = set()
         plan = self.scheduler.plan(output)
-        for one, *_ in [*new, *cached]:
+        # In their order: one may depend on blocks that another one computes in the same step.
+        requests = [one for one in self.running if one.request_id in tokens]
+        for one in requests:
             one.num_computed_tokens += tokens[one.request_id]
-        requests = [one for one, *_ in [*new, *cached]]
         self._run(plan, requests, tokens)
 
     def _unblock(self) -> None:
@@ -185,6 +185,7 @@ class Rig:
             return None
         given = self.pages.take(max(0, needed))
         request.pages += given
+        self._cache_pages(request, request.num_computed_tokens + count)
         return given
 
     def _admit(self, request: Asked) -> list[int] | None:
@@ -216,11 +217,12 @@ class Rig:
             return None
         if external:
             self.counts["step_loaded"] += external // TOKENS
+        self._cache_pages(request, known + count)
         self.running.append(request)
         return list(request.pages)
 
     def _cache_pages(self, request: Asked, computed: int) -> None:
-        """Lets other requests find what this one will have after the step."""
+        """Lets other requests find what this one will have after the step, from now on."""
         names = request.block_hashes[: computed // TOKENS]
         for name, page in zip(names, request.pages, strict=False):
             self.pages.cached.setdefault(name, page)
