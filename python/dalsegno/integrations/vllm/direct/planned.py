@@ -31,6 +31,7 @@ class PlannedLoad:
     Attributes:
         job: What is loaded.
         request: For which request.
+        hashes: vLLM's own hashes of the blocks to load.
         pages: vLLM's blocks of the request from the first one to load on: what the step computes
             behind them depends on them.
         first: Position of its first block in the prompt.
@@ -40,6 +41,7 @@ class PlannedLoad:
 
     job: LoadJob
     request: DirectRequest
+    hashes: list[bytes]
     pages: list[int]
     first: int
     leases: Sequence[Any]
@@ -66,7 +68,7 @@ class PlannedLoads:
         self._running: dict[int, PlannedLoad] = {}
         # Names of blocks for which requests wait, and until when others wait for them too.
         self._awaited: dict[bytes, float] = {}
-        # Names of blocks that steps load.
+        # vLLM's hashes of blocks that steps load.
         self._in_step: Counter[bytes] = Counter()
         # Names of blocks whose load has failed, and until when none is tried.
         self._failing: dict[bytes, float] = {}
@@ -78,7 +80,7 @@ class PlannedLoads:
         job.number = self._last
         self._running[job.number] = planned
         if job.is_in_step:
-            self._in_step.update(job.chain)
+            self._in_step.update(planned.hashes)
         else:
             until = time.monotonic() + job.timeout_s
             self._awaited.update((name, until) for name in job.chain)
@@ -87,9 +89,9 @@ class PlannedLoads:
         """Whether a block is being loaded for a request that waits for it."""
         return _is_before(self._awaited, name)
 
-    def fills(self, names: Iterable[bytes]) -> bool:
-        """Whether a step that has not ended loads one of these blocks."""
-        return bool(self._in_step) and not self._in_step.keys().isdisjoint(names)
+    def fills(self, hashes: Iterable[bytes]) -> bool:
+        """Whether a step that has not ended loads one of these blocks, by vLLM's own hashes."""
+        return bool(self._in_step) and not self._in_step.keys().isdisjoint(map(bytes, hashes))
 
     def void(self) -> None:
         """Lets no load bring anything that has begun. May be called from any thread."""
@@ -121,7 +123,7 @@ class PlannedLoads:
         planned = self._running.pop(number)
         job = planned.job
         if job.is_in_step:
-            self._in_step -= Counter(job.chain)
+            self._in_step -= Counter(planned.hashes)
         else:
             for name in job.chain:
                 self._awaited.pop(name, None)

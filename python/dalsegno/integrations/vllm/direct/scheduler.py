@@ -116,7 +116,7 @@ class DirectScheduler:
 
     def _match_or_wait(self, request: Any, computed: int) -> tuple[int | None, bool]:
         per_hash = self._store.tokens // self._hashes_per_block
-        if self._loads.fills(map(bytes, request.block_hashes[: computed // per_hash])):
+        if self._loads.fills(request.block_hashes[: computed // per_hash]):
             # A step is loading blocks that vLLM takes for computed.
             return None, False
         state = self._requests.get(request.request_id)
@@ -205,8 +205,12 @@ class DirectScheduler:
             lease=offer.leases[0] if offer.leases else None,
             is_void=offer.is_void,
         )
+        per_block = self._hashes_per_block
+        hashes = request.block_hashes[offer.first * per_block : end * per_block]
         behind = pages[offer.first * each :]
-        self._loads.add(PlannedLoad(job, state, behind, offer.first, offer.leases))
+        self._loads.add(
+            PlannedLoad(job, state, list(map(bytes, hashes)), behind, offer.first, offer.leases)
+        )
         state.next_save = max(state.next_save, end)
         self._plan.loads.append(job)
         self._plan.must_drain |= self._saves.read(job.pages)
