@@ -39,6 +39,7 @@ ENVIRONMENT = "vllm"
 POOL_DOCUMENTS, DISK_DOCUMENTS = 2, 6
 TAIL = 16
 PIECES = (100, 1_000, 10_000)
+PUT_BLOCKS = 500
 
 
 def documents(count: int, tokens: int) -> list[list[int]]:
@@ -162,8 +163,9 @@ def pieces(folder: Path) -> dict[str, Any]:
         )
         chain = [number.to_bytes(32, "big") for number in range(1, most + 1)]
         block = bytes(layers * slice_bytes)
-        for first in range(0, most, 500):
-            namespace.put_batch(chain[: first + 500], [block] * 500, first=first)
+        for first in range(0, most, PUT_BLOCKS):
+            blocks_of_put = chain[: first + PUT_BLOCKS]
+            namespace.put_batch(blocks_of_put, [block] * (len(blocks_of_put) - first), first=first)
         for count in PIECES:
             pages, took = list(range(count)), []
             for _ in range(15):
