@@ -6,6 +6,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -87,3 +88,21 @@ class Pages:
             if not self.users[page]:
                 del self.users[page]
                 self.free.append(page)
+
+
+def scheduler_output(
+    new: list[Any], cached: list[Any], tokens: dict[str, int], preempted: set[str]
+) -> SimpleNamespace:
+    """Returns a `SchedulerOutput`."""
+    return SimpleNamespace(
+        num_scheduled_tokens=tokens,
+        preempted_req_ids=preempted,
+        scheduled_new_reqs=[
+            SimpleNamespace(req_id=one.request_id, block_ids=(given,)) for one, given, _ in new
+        ],
+        scheduled_cached_reqs=SimpleNamespace(
+            req_ids=[one.request_id for one, *_ in cached],
+            new_block_ids=[(given,) if given else None for _, given, _ in cached],
+            resumed_req_ids={one.request_id for one, _, is_first in cached if is_first},
+        ),
+    )

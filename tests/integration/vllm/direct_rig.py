@@ -20,7 +20,15 @@ from typing import Any
 
 import torch
 from tests.integration.vllm import tiers
-from tests.integration.vllm.direct_pages import PAGE, TOKENS, Asked, Pages, prefix_name, right_bytes
+from tests.integration.vllm.direct_pages import (
+    PAGE,
+    TOKENS,
+    Asked,
+    Pages,
+    prefix_name,
+    right_bytes,
+    scheduler_output,
+)
 from tests.integration.vllm.slow_copies import SlowNamespace
 from vllm.v1.kv_offload.config import OffloadingCacheConfig
 
@@ -160,7 +168,7 @@ class Rig:
             self._unblock()
         for one, *_ in [*new, *cached]:
             tokens[one.request_id] = min(CHUNK, one.num_tokens - one.num_computed_tokens)
-        output = _output(new, cached, tokens, self._preempted)
+        output = scheduler_output(new, cached, tokens, self._preempted)
         self._preempted = set()
         plan = self.scheduler.plan(output)
         # In their order: one may depend on blocks that another one computes in the same step.
@@ -391,21 +399,3 @@ class Rig:
         for worker in self.workers:
             worker.close()
         self.scheduler.close()
-
-
-def _output(
-    new: list[Any], cached: list[Any], tokens: dict[str, int], preempted: set[str]
-) -> SimpleNamespace:
-    """Returns a `SchedulerOutput`."""
-    return SimpleNamespace(
-        num_scheduled_tokens=tokens,
-        preempted_req_ids=preempted,
-        scheduled_new_reqs=[
-            SimpleNamespace(req_id=one.request_id, block_ids=(given,)) for one, given, _ in new
-        ],
-        scheduled_cached_reqs=SimpleNamespace(
-            req_ids=[one.request_id for one, *_ in cached],
-            new_block_ids=[(given,) if given else None for _, given, _ in cached],
-            resumed_req_ids={one.request_id for one, _, is_first in cached if is_first},
-        ),
-    )
