@@ -101,9 +101,8 @@ class Rig:
         # Requests that wait for their load, and how many tokens it brings.
         self.remote: dict[str, Asked] = {}
         self.ended_remote: dict[str, Asked] = {}
-        self.failing: Counter[int] = Counter()
         self.hooks_run, self.aborts_in_step = True, False
-        self.counts: Counter[str] = Counter()
+        self.failing, self.counts = Counter[int](), Counter[str]()
         self._preempted: set[str] = set()
         self._ended: Counter[str] = Counter()
 
