@@ -132,10 +132,9 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::Duration;
 
-    use dalsegno_core::SystemClock;
     use dalsegno_io::{
         Copier, CopyDone, CpuCopier, Executor, Memory, PagePart, PageShape, PagedMemory, SliceCopy,
-        copy_all,
+        SystemClock, copy_all,
     };
 
     use super::super::progress::{LayerOutcome, LoadProgress};
@@ -218,7 +217,7 @@ mod tests {
         is_reused.store(true, Ordering::SeqCst);
         copier.copy_all();
         assert_eq!(outcome(2), None);
-        assert_eq!(copies.finish(&Call::foreground(), &SystemClock), [true, false]);
+        assert_eq!(copies.finish(&Call::foreground(), &SystemClock::new()), [true, false]);
         assert!(target.close());
         let blocks = memory.blocks(vec![1, 0]).unwrap();
         for (at, layer) in [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)] {
