@@ -200,24 +200,24 @@ mod tests {
         };
         let memory = PagedMemory::zeroed(3, 2 * BYTES, 2, shape).unwrap();
         let pages = memory.blocks(vec![1, 0]).unwrap();
-        let copier = Arc::new(LateCopier::default());
+        let late = Arc::new(LateCopier::default());
         let (progress, _end) = LoadProgress::begin(3, 2);
-        let late: Arc<dyn Copier> = Arc::clone(&copier) as _;
-        let target = PageTarget::new(pages, late, &progress);
+        let copier: Arc<dyn Copier> = Arc::clone(&late) as _;
+        let target = PageTarget::new(pages, copier, &progress);
         let is_reused = Arc::new(AtomicBool::new(false));
-        let copies = PlaceCopies::start(Places(Arc::clone(&is_reused)), &target);
+        let started = PlaceCopies::start(Places(Arc::clone(&is_reused)), &target);
         let outcome = |layer| progress.wait_layer(layer, Some(Duration::ZERO));
         assert_eq!([0, 1, 2].map(outcome), [None; 3]);
-        copier.copy_all();
+        late.copy_all();
         assert_eq!(
             [0, 1, 2].map(outcome),
             [Some(LayerOutcome::Ready), Some(LayerOutcome::Ready), None]
         );
         // While the last layer is copied.
         is_reused.store(true, Ordering::SeqCst);
-        copier.copy_all();
+        late.copy_all();
         assert_eq!(outcome(2), None);
-        assert_eq!(copies.finish(&Call::foreground(), &SystemClock::new()), [true, false]);
+        assert_eq!(started.finish(&Call::foreground(), &SystemClock::new()), [true, false]);
         assert!(target.close());
         let blocks = memory.blocks(vec![1, 0]).unwrap();
         for (at, layer) in [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)] {
