@@ -32,9 +32,8 @@ def run(spec: dict[str, Any], orders: Connection, answers: Connection) -> None:
         dtype="float32",
         enforce_eager=True,
         disable_log_stats=False,
-        max_model_len=2048,
         kv_transfer_config=spec.get("kv_transfer_config"),
-        **spec.get("options", {}),
+        **{"max_model_len": 2048, **spec.get("options", {})},
     )
     engine = Engine(llm)
     for step in spec["steps"]:

@@ -225,7 +225,9 @@ def test_preempted_requests_get_right_answers(stage: Stage) -> None:
         {"forget": True},
         {"ask": ALL[::-1]},
     ]
-    cold, warm, again = stage.run("preempted", steps, config, num_gpu_blocks_override=30)
+    cold, warm, again = stage.run(
+        "preempted", steps, config, num_gpu_blocks_override=30, max_model_len=768
+    )
     stage.check(cold, *ALL)
     stage.check(warm, *ALL)
     stage.check(again, *ALL[::-1])
@@ -235,7 +237,7 @@ def test_preempted_requests_get_right_answers(stage: Stage) -> None:
 def test_damaged_blocks_are_computed(stage: Stage) -> None:
     config = direct(stage.folder / "damaged", max_step_load_s=60)
     stage.run("whole", [{"ask": [LONG]}], config)
-    for segment in (stage.folder / "damaged").rglob("*.seg*"):
+    for segment in (stage.folder / "damaged").rglob("segment-*.log"):
         damage(segment)
     (record,) = stage.run("damaged", [{"ask": [LONG]}], config)
     counters = stage.check(record, LONG)
