@@ -48,8 +48,18 @@ class Model:
 class Contender:
     """An engine in a process of its own."""
 
-    def __init__(self, model: Model, config: Mapping[str, Any], log: Path, *, reads: bool) -> None:
-        """Starts it."""
+    def __init__(
+        self, model: Model, config: Mapping[str, Any], log: Path, *, reads: bool, threads: int
+    ) -> None:
+        """Starts it.
+
+        Args:
+            model: The model.
+            config: vLLM's `kv_transfer_config`.
+            log: File for what it says.
+            reads: Whether steps may read blocks.
+            threads: Threads that compute.
+        """
         spec = {"model": str(model.folder), "kv_transfer_config": config, "reads": reads}
         command = [sys.executable, "-m", "dalsegno_bench.vllm.direct_program", json.dumps(spec)]
         self._log = log
@@ -60,7 +70,11 @@ class Contender:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                env={**os.environ, "VLLM_CPU_OMP_THREADS_BIND": "nobind"},
+                env={
+                    **os.environ,
+                    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+                    "OMP_NUM_THREADS": str(threads),
+                },
             )
 
     def wait(self) -> None:
@@ -100,6 +114,7 @@ def running(
     model: Model,
     settings: Mapping[str, Mapping[str, Any]],
     waiting: Collection[str] = (),
+    threads: int = 2,
 ) -> Iterator[dict[str, Contender]]:
     """Runs engines, each with a new store.
 
@@ -108,6 +123,7 @@ def running(
         model: The model.
         settings: `kv_connector_extra_config` of each, without the path.
         waiting: Engines whose requests wait for blocks that are not in the pool.
+        threads: Threads with which each computes.
     """
     folder.mkdir()
     with ExitStack() as stack:
@@ -121,7 +137,8 @@ def running(
                 "kv_connector_extra_config": {**extra, "weights_fingerprint": "random"},
             }
             log = folder / f"{name}.log"
-            engines[name] = Contender(model, config, log, reads=name not in waiting)
+            reads = name not in waiting
+            engines[name] = Contender(model, config, log, reads=reads, threads=threads)
             stack.callback(engines[name].stop)
             # One after the other: starting takes all cores.
             engines[name].wait()
