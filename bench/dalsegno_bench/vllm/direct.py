@@ -3,8 +3,8 @@
 Real vLLM on the CPU computes the last tokens of documents whose blocks a store has. The model has
 random weights, small layers and a large KV cache, so loading takes most of the time. `pool`: the
 blocks are in the pool of the store, but neither in vLLM's KV cache nor in its memory tier. `disk`:
-they are on the disk only, because more documents take turns than memory holds. Both paths take
-turns in each round. A ratio is direct / tiered of one round, and a figure is the median.
+they are on the disk only: each document is asked about once, and others were stored behind it. Both
+paths take turns in each round. A ratio is direct / tiered of one round, and a figure is the median.
 
 `overlap` is the share of the time of a load from disk that is hidden behind the compute of its own
 step. The same prompt is asked three times in a round: when vLLM has its beginning, when its request
@@ -36,7 +36,9 @@ SUMMARY = "vLLM's direct path against its tiered path: time to first token, copi
 ENVIRONMENT = "vllm"
 
 # Documents that are asked about in turn.
-POOL_DOCUMENTS, DISK_DOCUMENTS = 2, 6
+POOL_DOCUMENTS = 2
+# Documents behind those of the rounds, which fill the pool.
+LAST_DOCUMENTS = 6
 TAIL = 16
 PIECES = (100, 1_000, 10_000)
 PUT_BLOCKS = 500
@@ -56,13 +58,18 @@ def compare(
     Returns:
         The figures, and the ratios of the rounds.
     """
-    count = POOL_DOCUMENTS if place == "pool" else DISK_DOCUMENTS
+    # From the disk, each is asked about once.
+    count = POOL_DOCUMENTS if place == "pool" else rounds + 1 + LAST_DOCUMENTS
     size = tokens * model.bytes_per_token
     held = 4.4 * size if place == "pool" else 4.1 * size
     texts = documents(count, tokens)
     direct = {"path_to_engine": "direct", "cpu_bytes_to_use": int(held)}
     # Its memory tier holds one document, and that is never the next one.
-    tiered = {"cpu_bytes_to_use": int(1.3 * size), "store": {"dram": 0}}
+    tiered: dict[str, Any] = {
+        "cpu_bytes_to_use": int(1.3 * size),
+        "max_load_bytes": int(1.2 * size),
+        "store": {"dram": 0},
+    }
     if place == "pool":
         tiered["store"] = {"dram": int(held), "dram_admission": "put"}
     settings = {"direct": direct, "tiered": tiered}
@@ -109,16 +116,16 @@ def overlap(folder: Path, model: Model, rounds: int, tokens: int) -> dict[str, A
         "step": {**given, "max_step_load_s": 30},
         "wait": {**given, "max_step_load_s": 1e-6},
     }
-    texts = documents(DISK_DOCUMENTS, tokens)
+    texts = documents(rounds + 6 + LAST_DOCUMENTS, tokens)
     # One thread computes, as if on a device of its own: another core is left for the load.
     with direct_engines.running(folder, model, settings, {"wait"}, threads=1) as engines:
         for engine in engines.values():
             for text in texts:
                 engine.ask([*text, *text[:TAIL]])
-        tail = _tail_that_takes_longer(engines["wait"], texts, tokens)
+        tail = _tail_that_takes_longer(engines["wait"], texts[rounds:])
         shares, parts = [], []
         for number in range(rounds):
-            text = texts[number % DISK_DOCUMENTS]
+            text = texts[number]
             prompts = [[*text, number + 2, one, *text[: tail - 2]] for one in (2, 3, 4)]
             waits = engines["wait"].ask(prompts[0])["ttft_s"]
             computes = engines["wait"].ask(prompts[1], forget=False)["ttft_s"]
@@ -135,16 +142,20 @@ def overlap(folder: Path, model: Model, rounds: int, tokens: int) -> dict[str, A
     }
 
 
-def _tail_that_takes_longer(engine: Contender, texts: list[list[int]], tokens: int) -> int:
-    """Returns how many tokens to compute, so that the load takes 0.3 to 0.9 of that time."""
-    for tail in (16, 32, 64, 128, 256, 384, 512, 768):
-        prompts = [[*texts[0], one, *texts[1][: tail - 1]] for one in (5, 6)]
-        engine.ask([*texts[1], 7])
+def _tail_that_takes_longer(engine: Contender, texts: list[list[int]]) -> int:
+    """Returns how many tokens to compute, so that the load takes 0.3 to 0.9 of that time.
+
+    Args:
+        engine: One whose requests wait.
+        texts: Documents that no round asks about.
+    """
+    for text, tail in zip(texts, (16, 32, 64, 96, 128, 256), strict=False):
+        prompts = [[*text, one, *text[: tail - 1]] for one in (5, 6)]
         load_s = engine.ask(prompts[0])["ttft_s"]
         computes = engine.ask(prompts[1], forget=False)["ttft_s"]
-        if load_s - computes < 0.55 * computes or tail * 2 > tokens:
+        if load_s - computes < 0.55 * computes:
             return tail
-    return 1024
+    return 512
 
 
 def pieces(folder: Path) -> dict[str, Any]:

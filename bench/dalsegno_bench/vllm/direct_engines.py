@@ -129,7 +129,7 @@ def running(
     with ExitStack() as stack:
         engines = {}
         for name, given in settings.items():
-            extra = {"path": str(folder / name), "capacity": "2GiB", **given}
+            extra = {"path": str(folder / name), "capacity": "4GiB", **given}
             config = {
                 "kv_connector": "DalsegnoConnector",
                 "kv_connector_module_path": "dalsegno.integrations.vllm",

@@ -32,11 +32,16 @@ class SlowTransfer:
     def wait(self, timeout_s: float | None = None) -> bool:
         return bool(self._begin().wait(timeout_s))
 
-    def wait_layer(self, layer: int) -> Any:
-        return self._begin().wait_layer(layer)
+    def wait_layer(self, layer: int, *, timeout_s: float | None = None) -> Any:
+        return self._begin().wait_layer(layer, timeout_s=timeout_s)
+
+    def on_end(self, callback: Any) -> None:
+        """Nobody learns how long it took."""
 
     def cancel(self) -> None:
         self._is_cancelled = True
+        if self._running is not None:
+            self._running.cancel()
 
     def result(self) -> Any:
         return self._begin().result()

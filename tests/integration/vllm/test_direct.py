@@ -230,7 +230,9 @@ def test_preempted_requests_get_right_answers(stage: Stage) -> None:
     )
     stage.check(cold, *ALL)
     stage.check(warm, *ALL)
-    stage.check(again, *ALL[::-1])
+    counters = stage.check(again, *ALL[::-1])
+    assert counters["vllm:num_preemptions"] > 0
+    assert counters["step_loads"] > 0
 
 
 @long_dose

@@ -173,7 +173,7 @@ def test_a_cache_of_unknown_layout_loads_and_saves_nothing(engine: Engine) -> No
     worker = DirectWorker(CONFIG, PAGES, 60.0)
     worker.register({name: torch.zeros(3, 5) for name in NAMES})
     engine.worker = worker
-    load = LoadJob(1, "request", chain(1), [3], 1.0, LoadWay.COPY, lease=object())
+    load = LoadJob(1, "request", chain(1), [3], 1.0, 1.0, LoadWay.COPY, lease=object())
     report = engine.run(StepPlan(loads=[load], saves=[engine.save(chain(1), [4])]))
     assert (report.copied, report.loads) == ({1: [False]}, {1: [0]})
     assert "counts 16 blocks" in report.refusal

@@ -68,8 +68,8 @@ def has_pool(settings: ConnectorSettings) -> bool:
     return own != 0 or str(settings.path).startswith(SOCKET_PREFIX)
 
 
-def reads_in_steps(vllm_config: Any, *, on_cpu: bool) -> bool:
-    """Whether a step may wait for blocks whose load can still fail.
+def loads_in_steps(vllm_config: Any, *, on_cpu: bool) -> bool:
+    """Whether a step may wait for blocks: their load can still fail.
 
     vLLM computes such blocks again, but not all of its runners and schedulers do so rightly. Those
     for which a test shows it are allowed: the first model runner, without asynchronous scheduling.
@@ -121,6 +121,9 @@ class StepRule:
         self._reading.relax()
         self._copying.note(report.copying)
         self._reading.note(report.reading)
+        # Loads that ended early took at least so long: nothing becomes faster by them.
+        self._copying.note(report.failed_copying, only_slower=True)
+        self._reading.note(report.failed_reading, only_slower=True)
         # What a step takes in any case says nothing about prompts.
         if report.computing.amount >= PROMPT_TOKENS:
             self._computing.note(report.computing)
@@ -137,10 +140,18 @@ class Speed:
         """Forgets a little, so that what was slow once is tried again."""
         self._s_per_unit += (self._assumed - self._s_per_unit) / 1024
 
-    def note(self, work: Work) -> None:
-        """Learns from work."""
-        if work.amount:
-            self._s_per_unit += (work.seconds / work.amount - self._s_per_unit) / 8
+    def note(self, work: Work, *, only_slower: bool = False) -> None:
+        """Learns from work.
+
+        Args:
+            work: What was done.
+            only_slower: Whether it counts only if it took longer than expected.
+        """
+        if not work.amount:
+            return
+        difference = work.seconds / work.amount - self._s_per_unit
+        if difference > 0 or not only_slower:
+            self._s_per_unit += difference / 8
 
     def time(self, amount: int) -> float:
         """Returns the seconds that work takes."""

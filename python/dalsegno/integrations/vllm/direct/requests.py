@@ -20,6 +20,7 @@ class Offer:
         count: Number of blocks.
         way: When and from where they are loaded.
         timeout_s: Seconds that the load may take.
+        wait_s: Seconds for which its step waits for it.
         leases: The blocks in their places, by namespace, if they are copied inside the step.
         is_void: Whether they must not be loaded any more.
     """
@@ -28,6 +29,7 @@ class Offer:
     count: int
     way: LoadWay
     timeout_s: float
+    wait_s: float = 0.0
     leases: Sequence[Any] = ()
     is_void: bool = False
 

@@ -1,8 +1,9 @@
 """The scheduler's half: finds blocks, and decides what each step loads and saves.
 
-1. A request is promised blocks inside a step if they lie in places under a lease, or if vLLM is
-   known to compute them again rightly and the step computes for about as long as they take. All
-   others are loaded before the request is scheduled, and their errors are known by then.
+1. A request is promised blocks inside a step only if vLLM is known to compute them again rightly
+   when their load fails: if they lie in places under a lease, or if the step computes for about as
+   long as they take. All others are loaded before the request is scheduled, and their errors are
+   known by then.
 2. A block that is being loaded for one request is not loaded for another one: that waits, in all
    at most as long as one load may take, and finds the block in vLLM's own cache.
 3. vLLM may give away blocks that are still being saved. Then the step that may write them waits for
@@ -27,7 +28,7 @@ from dalsegno import PoisonedError
 from dalsegno.integrations.common.trouble import Trouble
 from dalsegno.integrations.vllm import inputs, metrics
 from dalsegno.integrations.vllm.direct import space
-from dalsegno.integrations.vllm.direct.choice import StepRule, reads_in_steps
+from dalsegno.integrations.vllm.direct.choice import StepRule, loads_in_steps
 from dalsegno.integrations.vllm.direct.planned import PlannedLoad, PlannedLoads, PlannedSaves
 from dalsegno.integrations.vllm.direct.requests import DirectRequest, Offer
 from dalsegno.integrations.vllm.direct.space import DirectStore
@@ -65,7 +66,7 @@ class DirectScheduler:
         self._admissions = inputs.Admissions()
         self._rule = StepRule(settings.max_step_load_s)
         self._plan = StepPlan()
-        self._reads = reads_in_steps(vllm_config, on_cpu=current_platform.is_cpu())
+        self._in_steps = loads_in_steps(vllm_config, on_cpu=current_platform.is_cpu())
         self._most_tokens = vllm_config.scheduler_config.max_num_batched_tokens
         # Bytes of the step loads that are planned, on each worker.
         self._step_bytes = 0
@@ -156,27 +157,33 @@ class DirectScheduler:
         """Decides how blocks are loaded."""
         size = self._step_bytes + count * self._store.block_bytes
         chain = state.names[first : first + count]
-        may_copy = self._can_take_back or not self._store.is_served
-        if may_copy and not state.was_short and self._rule.allows_copy(size):
+        most_s = self._settings.load_timeout_s
+        if not (self._in_steps and self._can_take_back):
+            return Offer(first, count, LoadWay.AHEAD, most_s)
+        if not state.was_short and self._rule.allows_copy(size):
             if leases := self._lease(chain):
-                return Offer(first, count, LoadWay.COPY, IN_PLACE_S, leases)
+                wait_s = max(IN_PLACE_S, 2 * self._rule.most_s)
+                return Offer(first, count, LoadWay.COPY, wait_s, wait_s, leases)
             state.was_short = True
         left = state.request.num_tokens - (first + count) * self._store.tokens
-        may_read = self._can_take_back and self._reads and count <= self._store.most_by_layer
-        most_s = self._rule.read_s(size, min(left, self._most_tokens)) if may_read else 0.0
-        if most_s:
-            return Offer(first, count, LoadWay.READ, min(most_s, self._settings.load_timeout_s))
-        return Offer(first, count, LoadWay.AHEAD, self._settings.load_timeout_s)
+        may_read = count <= self._store.most_by_layer
+        read_s = self._rule.read_s(size, min(left, self._most_tokens)) if may_read else 0.0
+        if read_s:
+            return Offer(first, count, LoadWay.READ, min(read_s, most_s), self._rule.most_s)
+        return Offer(first, count, LoadWay.AHEAD, most_s)
 
     def _lease(self, chain: list[bytes]) -> Sequence[Any]:
         """Returns blocks in their places, if all are there on all ranks."""
         leases = []
         for namespace in self._store.namespaces:
-            leases.append(namespace.lease(chain, timeout_s=self._store.lease_s))
-            if len(leases[-1]) < len(chain):
-                for lease in leases:
-                    lease.release()
-                return ()
+            # Asked first: a lease would make room for blocks that are not in places.
+            if all(run["tier"] == "dram" for run in namespace.locate(chain)):
+                leases.append(namespace.lease(chain, timeout_s=self._store.lease_s))
+                if len(leases[-1]) == len(chain):
+                    continue
+            for lease in leases:
+                lease.release()
+            return ()
         return leases
 
     def allocated(self, request: Any, pages: list[int], tokens: int) -> None:
@@ -201,6 +208,7 @@ class DirectScheduler:
             chain=state.names[offer.first : end],
             pages=pages[offer.first * each : end * each],
             timeout_s=offer.timeout_s,
+            wait_s=offer.wait_s,
             way=offer.way,
             lease=offer.leases[0] if offer.leases else None,
             is_void=offer.is_void,
@@ -231,11 +239,14 @@ class DirectScheduler:
 
     def _plan_saves(self, plan: StepPlan, output: Any) -> None:
         plan.space, plan.tokens = self._store.space, sum(output.num_scheduled_tokens.values())
+        dropped = dict[str, int]()
         for job in self._saves.decide(plan):
-            state = self._requests.get(job.request_id)
+            dropped[job.request_id] = min(job.first, dropped.get(job.request_id, job.first))
+        for request_id, first in dropped.items():
+            state = self._requests.get(request_id)
             if state is not None and state.retries < MOST_RETRIES:
                 state.retries += 1
-                state.next_save = min(state.next_save, job.first)
+                state.next_save = min(state.next_save, first)
         self._note_pages(plan, output)
         if output.num_scheduled_tokens:
             self._store.note_use()

@@ -19,6 +19,7 @@ from typing import Any
 from vllm.logger import init_logger
 
 from dalsegno.integrations.common.opening import Backend, Opened, OpenNamespaces, Waits
+from dalsegno.integrations.common.settings import byte_count
 from dalsegno.integrations.common.trouble import Trouble
 from dalsegno.integrations.vllm import doors, spaces
 from dalsegno.integrations.vllm.direct.step import BlockSpace
@@ -132,8 +133,9 @@ class DirectStore:
     @property
     def most_by_layer(self) -> int:
         """How many blocks a load may have whose first layers are there before the last ones."""
-        pool: int = 0 if self.is_served else self._store_settings()["dram"]
-        return pool // 4 // self.block_bytes
+        if self.is_served:
+            return 0
+        return byte_count("dram", self._store_settings()["dram"]) // 4 // self.block_bytes
 
     @property
     def namespaces(self) -> Sequence[Any]:

@@ -60,6 +60,7 @@ class LoadJob:
         chain: Names of the blocks, in prefix order.
         pages: vLLM's blocks for them, one store block after the other.
         timeout_s: Seconds that the load may take.
+        wait_s: Seconds for which its step waits for it in all; then it fails.
         way: When and from where they are loaded.
         lease: The blocks in their places, for a worker in the process of the scheduler's half.
         is_void: Whether the blocks must not be loaded any more: the load fails.
@@ -70,6 +71,7 @@ class LoadJob:
     chain: list[bytes]
     pages: list[int]
     timeout_s: float
+    wait_s: float = 0.0
     way: LoadWay = LoadWay.AHEAD
     lease: Any = None
     is_void: bool = False
@@ -160,8 +162,10 @@ class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
         loads: How many leading blocks a load has brought.
         copied: Whether all layers of a save were copied; vLLM's blocks are not needed any more.
         puts: How many blocks of a save the store has taken, and how many it could not take.
-        copying: Bytes that were to be copied from places.
-        reading: Bytes that were to be read from wherever they were.
+        copying: Bytes that were copied from places.
+        reading: Bytes that were read from wherever they were.
+        failed_copying: What such loads have brought that brought too little, at least a block.
+        failed_reading: The same for `reading`.
         computing: Tokens of steps, without the time for which they waited.
         refusal: Why a worker can neither load nor save; empty if all can.
     """
@@ -171,6 +175,8 @@ class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
     puts: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     copying: Work = Work()
     reading: Work = Work()
+    failed_copying: Work = Work()
+    failed_reading: Work = Work()
     computing: Work = Work()
     refusal: str = ""
 
@@ -183,6 +189,8 @@ class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
             _joined(self.puts, other.puts),
             self.copying.slower(other.copying),
             self.reading.slower(other.reading),
+            self.failed_copying.slower(other.failed_copying),
+            self.failed_reading.slower(other.failed_reading),
             self.computing.slower(other.computing),
             self.refusal or other.refusal,
         )

@@ -33,12 +33,14 @@ class RunningLoad:
         started: When it began, in seconds of the monotonic clock.
         load: The store's; None if it could not begin.
         ended: When it ended.
+        left_s: Seconds for which its step still waits for it.
     """
 
     job: LoadJob
     started: float = field(default_factory=time.monotonic)
     load: Any = None
     ended: float | None = None
+    left_s: float = 0.0
 
     def note_end(self) -> None:
         """Notes when it ended; called by a thread of the store."""
@@ -118,7 +120,7 @@ class DirectWorker:
         self._hooks_run = hooks_run
         loads, self._plan.loads = self._plan.loads, []
         for job in loads:
-            running = RunningLoad(job)
+            running = RunningLoad(job, left_s=job.wait_s)
             try:
                 running.load = None if job.is_void else self._begin_load(job)
                 if running.load is not None:
@@ -155,8 +157,12 @@ class DirectWorker:
             return
         started = time.monotonic()
         for running in self._step_loads:
-            if running.load is not None:
-                running.load.wait_layer(at)
+            if running.load is None:
+                continue
+            begun = time.monotonic()
+            if running.load.wait_layer(at, timeout_s=max(0.0, running.left_s)) is None:
+                running.load.cancel()
+            running.left_s -= time.monotonic() - begun
         self._waited_s += time.monotonic() - started
 
     def save_layer(self, name: str) -> None:
@@ -196,17 +202,27 @@ class DirectWorker:
                 count = running.load.result()
             except Exception as error:  # noqa: BLE001 - its blocks are computed
                 self._log.log("load", error)
-        if running.ended is not None:
-            # Also of a load that has failed: a slow one is one that has failed.
-            work = Work(len(job.chain) * self._block_bytes, running.ended - running.started)
-            if job.way is LoadWay.COPY:
-                self._report.copying += work
-            else:
-                self._report.reading += work
+        if running.load is not None:
+            self._note_speed(running, count)
         if job.number <= self._void_loads:
             count = 0
         self._invalid |= set(job.pages[count * self._per_block :])
         self._report.loads[job.number] = [count]
+
+    def _note_speed(self, running: RunningLoad, count: int) -> None:
+        """Reports how long a load took, which has brought so many blocks."""
+        ended = time.monotonic() if running.ended is None else running.ended
+        work = Work(max(1, count) * self._block_bytes, ended - running.started)
+        is_copy, is_whole = running.job.way is LoadWay.COPY, count == len(running.job.chain)
+        report = self._report
+        if is_copy and is_whole:
+            report.copying += work
+        elif is_copy:
+            report.failed_copying += work
+        elif is_whole:
+            report.reading += work
+        else:
+            report.failed_reading += work
 
     def drain(self) -> None:
         """Waits until no save that may be put reads vLLM's blocks."""
