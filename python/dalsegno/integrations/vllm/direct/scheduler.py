@@ -266,7 +266,8 @@ class DirectScheduler:
             # Also blocks of requests that keep away from the store are written.
             plan.must_drain |= self._saves.read(given)
             if state := self._requests.get(request_id):
-                if is_resumed:
+                if is_resumed and state.pages:
+                    # A version that does not say when it takes blocks.
                     state.forget_pages()
                 state.pages += given
 

@@ -34,6 +34,7 @@ class RunningLoad:
         load: The store's; None if it could not begin.
         ended: When it ended.
         left_s: Seconds for which its step still waits for it.
+        is_late: Whether a layer was computed before it was there.
     """
 
     job: LoadJob
@@ -41,6 +42,7 @@ class RunningLoad:
     load: Any = None
     ended: float | None = None
     left_s: float = 0.0
+    is_late: bool = False
 
     def note_end(self) -> None:
         """Notes when it ended; called by a thread of the store."""
@@ -162,6 +164,8 @@ class DirectWorker:
             begun = time.monotonic()
             if running.load.wait_layer(at, timeout_s=max(0.0, running.left_s)) is None:
                 running.load.cancel()
+                # The layer is computed without it, also if it comes after all.
+                running.is_late = True
             running.left_s -= time.monotonic() - begun
         self._waited_s += time.monotonic() - started
 
@@ -204,7 +208,7 @@ class DirectWorker:
                 self._log.log("load", error)
         if running.load is not None:
             self._note_speed(running, count)
-        if job.number <= self._void_loads:
+        if running.is_late or job.number <= self._void_loads:
             count = 0
         self._invalid |= set(job.pages[count * self._per_block :])
         self._report.loads[job.number] = [count]
