@@ -10,7 +10,6 @@ import json
 import os
 import resource
 import sys
-import time
 from typing import Any
 
 from dalsegno.integrations.vllm import demo_engine
@@ -63,34 +62,17 @@ class _Engine:
         if forget:
             assert self._llm.reset_prefix_cache()
         sampling = SamplingParams(max_tokens=1, ignore_eos=True, detokenize=False, temperature=0)
-        before, cpu_s = self._counters(), _cpu_s()
+        before, cpu_s = demo_engine.counters_of(self._llm), _cpu_s()
         asked = {"prompt_token_ids": prompt}
         output = self._llm.generate([asked], sampling, use_tqdm=False)[0]
         spent_s = _cpu_s() - cpu_s
-        self._settle()
-        counters = self._counters()
-        names = ("loaded_bytes", "step_loads", "load_failed_blocks", demo_engine.EXTERNAL_HITS)
-        return {
-            "ttft_s": output.metrics.first_token_latency,
-            "cpu_s": spent_s,
-            **{name: counters.get(name, 0) - before.get(name, 0) for name in names},
-        }
-
-    def _counters(self) -> dict[str, float]:
-        totals: dict[str, float] = {}
-        for metric in self._llm.get_metrics():
-            if hasattr(metric, "value"):
-                name = metric.name.removeprefix(demo_engine.STORE_METRICS)
-                totals[name] = totals.get(name, 0) + metric.value
-        return totals
-
-    def _settle(self) -> None:
-        """Steps the engine until its connector has nothing under way."""
-        scheduler = self._llm.llm_engine.engine_core.engine_core.scheduler
-        deadline = time.monotonic() + SETTLE_S
-        while scheduler.has_requests() and time.monotonic() < deadline:
-            self._llm.llm_engine.step()
-            time.sleep(0.002)
+        demo_engine.settle(self._llm, SETTLE_S)
+        after = demo_engine.counters_of(self._llm)
+        counted = {}
+        for name in ("loaded_bytes", "step_loads"):
+            key = demo_engine.STORE_METRICS + name
+            counted[name] = after.get(key, 0) - before.get(key, 0)
+        return {"ttft_s": output.metrics.first_token_latency, "cpu_s": spent_s, **counted}
 
     def close(self) -> None:
         """Ends it."""

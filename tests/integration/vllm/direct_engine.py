@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -65,7 +64,7 @@ class Engine:
         )
         asked = [{"prompt_token_ids": prompt} for prompt in prompts]
         outputs = self._llm.generate(asked, sampling, use_tqdm=False)
-        self._settle()
+        demo_engine.settle(self._llm, SETTLE_S)
         return {
             "tokens": [list(one.outputs[0].token_ids) for one in outputs],
             "logprobs": [
@@ -91,22 +90,13 @@ class Engine:
         for _ in range(after):
             self._engine.step()
         self._engine.abort_request(names)
-        self._settle()
+        demo_engine.settle(self._llm, SETTLE_S)
 
     def _counters(self) -> dict[str, float]:
         """vLLM's counters of external hits and preemptions, and ours, summed over labels."""
-        totals: dict[str, float] = {}
         known = (demo_engine.STORE_METRICS, demo_engine.EXTERNAL_HITS, "vllm:num_preemptions")
-        for metric in self._llm.get_metrics():
-            if hasattr(metric, "value") and metric.name.startswith(known):
-                name = metric.name.removeprefix(demo_engine.STORE_METRICS)
-                totals[name] = totals.get(name, 0) + metric.value
-        return totals
-
-    def _settle(self) -> None:
-        """Steps the engine until its connector has nothing under way."""
-        scheduler = self._engine.engine_core.engine_core.scheduler
-        deadline = time.monotonic() + SETTLE_S
-        while scheduler.has_requests() and time.monotonic() < deadline:
-            self._engine.step()
-            time.sleep(0.002)
+        return {
+            name.removeprefix(demo_engine.STORE_METRICS): value
+            for name, value in demo_engine.counters_of(self._llm).items()
+            if name.startswith(known)
+        }

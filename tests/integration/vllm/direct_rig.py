@@ -117,12 +117,16 @@ class Rig:
         """Lets no blocks be leased, so that steps read them."""
         self.scheduler._lease = lambda *_: ()  # type: ignore[method-assign]
 
+    @property
+    def namespaces(self) -> list[Any]:
+        """Those of the store, by rank."""
+        return list((self.scheduler._store.ranks or {}).values())
+
     def slow_down(self) -> None:
         """Lets copies end as late as they may."""
-        opened = self.scheduler._store.opened
-        assert opened is not None
-        for name, namespace in opened.namespaces.items():
-            opened.namespaces[name] = SlowNamespace(namespace)  # type: ignore[index]
+        ranks = self.scheduler._store.ranks
+        assert ranks is not None
+        ranks.update({rank: SlowNamespace(namespace) for rank, namespace in ranks.items()})
 
     def ask(self, name: str, tokens: Sequence[int], answers: int = 2) -> Asked:
         """Begins a request that ends after so many tokens of its answer."""
@@ -367,14 +371,10 @@ class Rig:
     def settle(self) -> None:
         """Steps until nothing is under way."""
         until = time.monotonic() + PATIENCE_S
-        while self.waiting or self.running or self.remote or self.is_busy:
+        plans = (self.scheduler._loads, self.scheduler._saves)
+        while self.waiting or self.running or self.remote or any(one.is_busy for one in plans):
             assert time.monotonic() < until, "the engine does not come to an end"
             self.step()
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether loads or saves are under way."""
-        return self.scheduler._loads.is_busy or self.scheduler._saves.is_busy
 
     def stored(self, tokens: Sequence[int]) -> int:
         """How many leading blocks the store has on all ranks; each has its right bytes."""
@@ -382,7 +382,7 @@ class Rig:
         pages = [prefix_name(tokens[:end]) for end in range(TOKENS, len(tokens) + 1, TOKENS)]
         blocks = [pages[at : at + each] for at in range(0, len(pages) - each + 1, each)]
         names, counts = [block[-1] for block in blocks], []
-        for rank, namespace in enumerate(self.scheduler._store.namespaces):
+        for rank, namespace in enumerate(self.namespaces):
             out = [bytearray(LAYERS * PAGE * each) for _ in names]
             there = namespace.get_each(names, out)
             for block, bytes_, is_there in zip(blocks, out, there, strict=True):

@@ -152,7 +152,7 @@ def test_blocks_are_read_inside_a_step_and_those_that_are_gone_are_computed(
 
     def promise_and_evict(*arguments: Any) -> Any:
         promised = offer(*arguments)
-        rig.scheduler._store.namespaces[-1].remove([prefix_name(PROMPT[: 7 * TOKENS])])
+        rig.namespaces[-1].remove([prefix_name(PROMPT[: 7 * TOKENS])])
         return promised
 
     monkeypatch.setattr(rig.scheduler, "_offer", promise_and_evict)
@@ -168,7 +168,7 @@ def test_a_block_that_one_rank_lost_is_a_miss(make_rig: Callable[..., Rig]) -> N
     rig.ask("first", PROMPT)
     rig.settle()
     cold(rig)
-    rig.scheduler._store.namespaces[-1].remove([prefix_name(PROMPT[: 7 * TOKENS])])
+    rig.namespaces[-1].remove([prefix_name(PROMPT[: 7 * TOKENS])])
     rig.ask("second", PROMPT)
     rig.settle()
     assert (rig.counts["step_loaded"], rig.counts["taken_back"]) == (6, 0)
@@ -234,7 +234,7 @@ def test_blocks_that_were_removed_after_the_promise_are_computed(
     def promise_and_evict(*arguments: Any) -> Any:
         promised = match(*arguments)
         # On one rank, before the load begins.
-        rig.scheduler._store.namespaces[-1].remove([prefix_name(PROMPT[: 7 * TOKENS])])
+        rig.namespaces[-1].remove([prefix_name(PROMPT[: 7 * TOKENS])])
         return promised
 
     monkeypatch.setattr(rig.scheduler, "_match", promise_and_evict)
@@ -293,7 +293,7 @@ def test_random_histories(make_rig: Callable[..., Rig], seed: int) -> None:
             case 5:
                 document = choose.choice(documents)
                 names = [prefix_name(document[:end]) for end in range(TOKENS, 24, TOKENS)]
-                choose.choice(rig.scheduler._store.namespaces).remove(names)
+                choose.choice(rig.namespaces).remove(names)
             case 6:
                 rig.failing[choose.randrange(rig.ranks)] += 1
                 rig.aborts_in_step = choose.random() < 0.5

@@ -93,7 +93,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     settings: dict[str, Any] = {"capacity": "64MiB", "staging": "16MiB", "dram": "8MiB"}
     with dalsegno.open(tmp_path / "store", **settings) as store:
         namespace = store.namespace({}, layers=LAYERS, slice_bytes=PAGE)
-        here = SimpleNamespace(namespaces=[namespace])
+        here = SimpleNamespace(ranks={0: namespace})
         monkeypatch.setattr(space, "_known", {"engine": here})
         engine = Engine(namespace)
         yield engine

@@ -293,7 +293,7 @@ def test_every_metric_is_declared_and_every_declared_one_is_emitted(
     space.namespaces[0].remove([key[:32] for key in asked.keys[:3]])
     assert len(list(tier.take_events())) == 1
     tier.bypass("x")
-    tier._trouble("lookup", OSError("x"))
+    tier._calls.note("lookup", OSError("x"))
     manual.misses["corrupt"] = 3
     finished(tier)
     stats = tier.get_stats()

@@ -12,7 +12,6 @@ import os
 import random
 import shutil
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -110,25 +109,12 @@ class Engine:
         before = self._external()
         sampling = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=0)
         out = self.llm.generate([request], sampling, use_tqdm=False)[0].outputs[0]
-        self._settle()
+        demo_engine.settle(self.llm)
         logprobs = [next(iter(one.values())).logprob for one in out.logprobs or ()]
         return {"logprobs": logprobs, "external": self._external() - before}
 
     def _external(self) -> int:
-        found = [
-            int(getattr(one, "value", 0))
-            for one in self.llm.get_metrics()
-            if one.name == demo_engine.EXTERNAL_HITS
-        ]
-        return sum(found)
-
-    def _settle(self) -> None:
-        """Waits until vLLM has stored the prompt, where it runs in this process."""
-        core = getattr(self.llm.llm_engine.engine_core, "engine_core", None)
-        end = time.monotonic() + demo_engine.SETTLE_S
-        while core is not None and core.scheduler.has_requests() and time.monotonic() < end:
-            self.llm.llm_engine.step()
-            time.sleep(0.002)
+        return int(demo_engine.counters_of(self.llm).get(demo_engine.EXTERNAL_HITS, 0))
 
     def close(self) -> None:
         """Ends the engine."""

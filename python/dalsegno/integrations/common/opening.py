@@ -223,6 +223,16 @@ class Backend:
         # The constructor waits for this until it is logged.
         self._tried.set()
 
+    def stats(self) -> Mapping[str, Any] | None:
+        """Returns the store's counters, None without a store; reopens one that is poisoned."""
+        opened = self.current
+        if opened is None:
+            return None
+        counters: Mapping[str, Any] = opened.store.stats()
+        if counters["poisoned"]:
+            self.report_poisoned()
+        return counters
+
     def report_poisoned(self) -> None:
         """Reopens the store on a thread, as a put failed with `PoisonedError`. Never raises."""
         if self.current is None:

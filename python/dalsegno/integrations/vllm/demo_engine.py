@@ -83,10 +83,10 @@ class Engine:
 
     def ask(self, question: str, answer_tokens: int = ANSWER_TOKENS) -> dict[str, Any]:
         """Answers a question with so many tokens; returns the answer and what it cost."""
-        before = self._counters().get(EXTERNAL_HITS, 0)
+        before = counters_of(self.llm).get(EXTERNAL_HITS, 0)
         output = self._chat(primer.prompt(question, self._text), answer_tokens)
-        self._settle()
-        counters = self._counters()
+        settle(self.llm)
+        counters = counters_of(self.llm)
         token_ids = list(output.outputs[0].token_ids)
         # Where the model would have stopped.
         stop = self._tokenizer.eos_token_id
@@ -118,21 +118,23 @@ class Engine:
         message = {"role": "user", "content": content}
         return self.llm.chat([[message]], sampling, use_tqdm=False)[0]
 
-    def _counters(self) -> dict[str, float]:
-        """Returns vLLM's counters by name, each summed over its labels."""
-        totals: dict[str, float] = {}
-        for metric in self.llm.get_metrics():
-            if hasattr(metric, "value"):
-                totals[metric.name] = totals.get(metric.name, 0) + metric.value
-        return totals
 
-    def _settle(self) -> None:
-        """Steps the engine until its connector has nothing in flight."""
-        core = self.llm.llm_engine.engine_core.engine_core
-        deadline = time.monotonic() + SETTLE_S
-        while core.scheduler.has_requests() and time.monotonic() < deadline:
-            self.llm.llm_engine.step()
-            time.sleep(0.002)
+def counters_of(llm: Any) -> dict[str, float]:
+    """Returns the counters of a vLLM `LLM` by name, each summed over its labels."""
+    totals: dict[str, float] = {}
+    for metric in llm.get_metrics():
+        if hasattr(metric, "value"):
+            totals[metric.name] = totals.get(metric.name, 0) + metric.value
+    return totals
+
+
+def settle(llm: Any, within_s: float = SETTLE_S) -> None:
+    """Steps a vLLM `LLM` until its connector has nothing in flight, if it runs in this process."""
+    core = getattr(llm.llm_engine.engine_core, "engine_core", None)
+    deadline = time.monotonic() + within_s
+    while core is not None and core.scheduler.has_requests() and time.monotonic() < deadline:
+        llm.llm_engine.step()
+        time.sleep(0.002)
 
 
 def main() -> None:

@@ -253,6 +253,20 @@ def _admit(tier: Any, request: Any, vllm_config: Any) -> None:
         tier.admit(request.request_id, content)
 
 
+class Refusals:
+    """Which kinds of requests keep away from the store: each kind is logged once."""
+
+    def __init__(self) -> None:
+        """Starts with none."""
+        self._kinds: set[str] = set()
+
+    def note(self, kind: str) -> None:
+        """Notes that a request is neither stored nor loaded."""
+        if kind not in self._kinds and len(self._kinds) < _MOST_KINDS:
+            self._kinds.add(kind)
+            logger.info("Dalsegno neither stores nor loads blocks of requests with %s.", kind)
+
+
 class Admissions:
     """What is known of requests that are about to come.
 
@@ -265,7 +279,7 @@ class Admissions:
         self._contents: dict[str, Content | None] = {}
         self._refused: set[str] = set()
         self.are_examined = False
-        self._kinds: set[str] = set()
+        self._refusals = Refusals()
 
     def admit(self, request_id: str, content: Content | None) -> None:
         """Notes what a request's blocks depend on besides vLLM's hashes."""
@@ -275,9 +289,7 @@ class Admissions:
     def refuse(self, request_id: str, kind: str) -> None:
         """Notes that a request is neither stored nor loaded; logs each kind once."""
         self._refused.add(request_id)
-        if kind not in self._kinds and len(self._kinds) < _MOST_KINDS:
-            self._kinds.add(kind)
-            logger.info("Dalsegno neither stores nor loads blocks of requests with %s.", kind)
+        self._refusals.note(kind)
 
     def take(self, request_id: str) -> tuple[bool, Content | None]:
         """Returns whether a request is refused, and its media; forgets it."""

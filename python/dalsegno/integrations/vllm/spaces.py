@@ -53,6 +53,18 @@ def namespace_fields(
     }
 
 
+def place(settings: TierSettings, config: Any) -> str:
+    """Returns what an engine opens: the store of a server, or else one for each replica.
+
+    Args:
+        settings: Those of the tier.
+        config: vLLM's `OffloadingConfig`.
+    """
+    parallel = config.parallel
+    replicas = parallel.data_parallel_size > 1
+    return settings.place(f"dp{parallel.data_parallel_index}" if replicas else "")
+
+
 def group_fields(settings: TierSettings, config: Any, row_bytes: int) -> dict[int, dict[str, str]]:
     """Returns the fields of the namespace of each KV-cache group, by its number.
 

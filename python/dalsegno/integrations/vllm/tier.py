@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.logger import init_logger
@@ -33,10 +33,9 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.tiering.base import SecondaryTierManager
 
-from dalsegno import PoisonedError
 from dalsegno.integrations.common.opening import Backend, Opened, OpenNamespaces
-from dalsegno.integrations.common.trouble import Trouble
 from dalsegno.integrations.vllm import compat, doors, inputs, metrics, spaces
+from dalsegno.integrations.vllm.calls import Calls
 from dalsegno.integrations.vllm.events import open_events
 from dalsegno.integrations.vllm.jobs import Job
 from dalsegno.integrations.vllm.request_state import RequestState
@@ -44,8 +43,6 @@ from dalsegno.integrations.vllm.settings import TierSettings
 from dalsegno.integrations.vllm.transfers import Block, Mover, Rows, codec_of, contains, touch
 
 logger = init_logger("vllm.dalsegno")
-
-_T = TypeVar("_T")
 
 # How long a shutdown waits for what is under way before it is called off, and once more after.
 SHUTDOWN_S = 10.0
@@ -89,16 +86,16 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         # Requests that loaded after they had been scheduled, in this step and in the one before.
         self._resumed: list[RequestState] = []
         self._due: list[RequestState] = []
-        self._log = Trouble(logger)
+        self._calls = Calls(self._meter, self._report_poisoned)
         self._closed = False
         self._rows = Rows(primary_kv_view)
-        self._mover = Mover(self._rows, settings, self._config, self._meter, self._trouble)
+        self._mover = Mover(self._rows, settings, self._config, self._meter, self._calls.note)
         self._events = open_events(settings, self._config, self.locality, self._meter)
         try:
             codec = codec_of(settings, self._config.model.dtype)
             self._shape = {"layers": 1, "slice_bytes": self._rows.row_bytes, **codec}
             self._backend = Backend(
-                self._place(),
+                spaces.place(settings, self._config),
                 settings.store_settings(),
                 self._prepare,
                 "vLLM",
@@ -111,12 +108,6 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         inputs.warn_of_random_hashes()
         # From here on nothing is loaded or stored but through it.
         self._guard = doors.guard(self._backend, self._config.engine_id, self._forget)
-
-    def _place(self) -> str:
-        """Returns what to open: the store of a server, or else one for each replica."""
-        parallel = self._config.parallel
-        replicas = parallel.data_parallel_size > 1
-        return self._settings.place(f"dp{parallel.data_parallel_index}" if replicas else "")
 
     def _prepare(self) -> OpenNamespaces:
         """Establishes the identity; returns what opens the namespace of each KV-cache group."""
@@ -164,7 +155,7 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         """
         opened = self._guard.current
         if state is not None and opened is not None and not state.bypass:
-            self._safely(call, lambda: touch(opened, state), None)
+            self._calls.safely(call, lambda: touch(opened, state), None)
 
     def on_schedule_end(self, context: Any, **_: Any) -> None:
         """Ends vLLM's step.
@@ -199,7 +190,7 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
             row_is_free = primary is None or compat.has_free_row(primary)
             return self._mover.gate.answer(key, state, row_is_free=row_is_free)
         except Exception as error:  # noqa: BLE001 - vLLM dies of any exception
-            self._trouble("lookup", error)
+            self._calls.note("lookup", error)
             return LookupResult.MISS
 
     def _request(self, req_context: Any) -> RequestState:
@@ -263,7 +254,7 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
             start(None if bypass else self._guard.current, job, blocks)
         except Exception as error:  # noqa: BLE001 - vLLM dies of any exception
             job.failed = True
-            self._trouble("submit_load" if job.is_load else "submit_store", error)
+            self._calls.note("submit_load" if job.is_load else "submit_store", error)
         self._mover.jobs.add(job)
 
     def get_finished_jobs(self, **_: Any) -> Iterable[Any]:
@@ -298,13 +289,13 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
     def _announce(self, keys: list[bytes]) -> None:
         """Puts blocks that the store has into the next events."""
         if (events := self._events) is not None and keys:
-            self._safely("announce", lambda: events.announce(self._guard.current, keys), None)
+            self._calls.safely("announce", lambda: events.announce(self._guard.current, keys), None)
 
     def take_events(self) -> Iterable[Any]:
         """Returns the KV events of this step."""
         if (events := self._events) is None or self._closed:
             return ()
-        return self._safely("take_events", lambda: events.take(self._guard.current), [])
+        return self._calls.safely("take_events", lambda: events.take(self._guard.current), [])
 
     def has_pending_work(self) -> bool:
         """Whether KV events or metrics wait: vLLM takes them only at its steps."""
@@ -328,7 +319,7 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
             self._forget()
             self._guard.renew()
         except Exception as error:  # noqa: BLE001 - vLLM dies of any exception
-            self._trouble("drain_jobs", error)
+            self._calls.note("drain_jobs", error)
 
     def _forget(self) -> None:
         """Forgets which blocks the store has, and withdraws the announced ones."""
@@ -367,33 +358,12 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
 
     def config_info(self) -> Mapping[str, str]:
         """Returns what does not change while vLLM runs, for its metric of that name."""
-        return metrics.config_info(self._settings, self._place())
+        return metrics.config_info(self._settings, spaces.place(self._settings, self._config))
 
     def get_stats(self) -> Any:
         """Returns what was counted since the last call."""
-        return self._safely("get_stats", lambda: self._meter.take(self._read_store), None)
+        return self._calls.safely("get_stats", lambda: self._meter.take(self._backend.stats), None)
 
-    def _read_store(self) -> Any:
-        """Returns the store's counters, None without a store."""
-        opened = self._backend.current
-        if opened is None:
-            return None
-        counters = opened.store.stats()
-        if counters["poisoned"]:
-            self._backend.report_poisoned()
-        return counters
-
-    def _safely(self, call: str, work: Callable[[], _T], otherwise: _T) -> _T:
-        """Returns what `work` returns, or `otherwise` if it raises: vLLM dies of any exception."""
-        try:
-            return work()
-        except Exception as error:  # noqa: BLE001 - see above
-            self._trouble(call, error)
-            return otherwise
-
-    def _trouble(self, call: str, error: BaseException) -> None:
-        """Counts an exception, and logs it unless one was logged recently."""
-        self._meter.count("errors", 1, call)
-        self._log.log(call, error)
-        if isinstance(error, PoisonedError):
-            self._backend.report_poisoned()
+    def _report_poisoned(self) -> None:
+        """Reopens the store, as a put failed because nothing more is written."""
+        self._backend.report_poisoned()

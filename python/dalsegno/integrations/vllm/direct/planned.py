@@ -73,11 +73,14 @@ class PlannedLoads:
         # Names of blocks whose load has failed, and until when none is tried.
         self._failing: dict[bytes, float] = {}
 
-    def add(self, planned: PlannedLoad) -> None:
-        """Adds a load, and gives it its number."""
+    def next_number(self) -> int:
+        """Returns the number of the next load."""
         self._last += 1
+        return self._last
+
+    def add(self, planned: PlannedLoad) -> None:
+        """Adds a load."""
         job = planned.job
-        job.number = self._last
         self._running[job.number] = planned
         if job.is_in_step:
             self._in_step.update(planned.hashes)

@@ -18,20 +18,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.utils import yield_req_data
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
-from dalsegno import PoisonedError
-from dalsegno.integrations.common.trouble import Trouble
 from dalsegno.integrations.vllm import inputs, metrics
+from dalsegno.integrations.vllm.calls import Calls
 from dalsegno.integrations.vllm.direct import space
 from dalsegno.integrations.vllm.direct.choice import StepRule, loads_in_steps
 from dalsegno.integrations.vllm.direct.planned import PlannedLoad, PlannedLoads, PlannedSaves
 from dalsegno.integrations.vllm.direct.requests import DirectRequest, Offer
-from dalsegno.integrations.vllm.direct.space import DirectStore
+from dalsegno.integrations.vllm.direct.space import DirectStore, RankNamespaces
 from dalsegno.integrations.vllm.direct.step import LoadJob, LoadWay, StepPlan, StepReport
 from dalsegno.integrations.vllm.settings import FAIL_WARNING, ConnectorSettings
 
@@ -41,8 +40,6 @@ logger = init_logger("vllm.dalsegno")
 MOST_RETRIES = 8
 # How long a step waits for copies from places. They take milliseconds.
 IN_PLACE_S = 1.0
-
-_T = TypeVar("_T")
 
 
 class DirectScheduler:
@@ -62,8 +59,8 @@ class DirectScheduler:
         """
         self._settings, self._model = settings, vllm_config.model_config
         self._requests: dict[str, DirectRequest] = {}
-        self._meter, self._log = metrics.Meter(), Trouble(logger)
-        self._admissions = inputs.Admissions()
+        self._meter = metrics.Meter()
+        self._refusals = inputs.Refusals()
         self._rule = StepRule(settings.max_step_load_s)
         self._plan = StepPlan()
         self._in_steps = loads_in_steps(vllm_config, on_cpu=current_platform.is_cpu())
@@ -74,6 +71,7 @@ class DirectScheduler:
         self._loads = PlannedLoads(ranks, settings.failed_load_pause_s)
         self._saves = PlannedSaves(len(space.names_of_ranks(config)))
         self._store = DirectStore(settings, config, self._void)
+        self._calls = Calls(self._meter, self._store.report_poisoned)
         self._can_take_back = False
         self._evict: Callable[[set[int]], None] = lambda _: None
         self._has_prefix_cache = vllm_config.cache_config.enable_prefix_caching
@@ -99,8 +97,7 @@ class DirectScheduler:
         try:
             content = inputs.examine(request, self._model)
         except Exception as error:  # noqa: BLE001 - what cannot be examined is refused
-            self._admissions.refuse(request.request_id, str(error))
-            self._admissions.take(request.request_id)
+            self._refusals.note(str(error))
             self._meter.count("bypassed_requests")
             return
         self._requests[request.request_id] = DirectRequest(request, content)
@@ -113,7 +110,7 @@ class DirectScheduler:
             computed: Tokens that vLLM has itself, whole blocks.
         """
         miss: tuple[int | None, bool] = (0, False)
-        return self._safely("lookup", lambda: self._match_or_wait(request, computed), miss)
+        return self._calls.safely("lookup", lambda: self._match_or_wait(request, computed), miss)
 
     def _match_or_wait(self, request: Any, computed: int) -> tuple[int | None, bool]:
         per_hash = self._store.tokens // self._hashes_per_block
@@ -125,9 +122,9 @@ class DirectScheduler:
 
     def _match(self, state: DirectRequest, computed: int) -> tuple[int | None, bool]:
         state.offer = None
-        namespaces, tokens = self._store.namespaces, self._store.tokens
+        ranks, tokens = self._store.ranks, self._store.tokens
         names = state.names_of_blocks(self._hashes_per_block, tokens)
-        if not namespaces or computed % tokens or not state.may_load:
+        if ranks is None or computed % tokens or not state.may_load:
             return 0, False
         # One token is always computed.
         last = (state.loadable_tokens(computed) - 1) // tokens
@@ -142,7 +139,7 @@ class DirectScheduler:
         if not wanted:
             return 0, False
         found = len(wanted)
-        for namespace in namespaces:
+        for namespace in ranks.values():
             found = namespace.probe(wanted[:found])
         if not state.counted:
             state.counted = True
@@ -150,10 +147,10 @@ class DirectScheduler:
             self._meter.count("lookup_blocks", len(wanted) - found, "miss")
         if not found:
             return 0, False
-        state.offer = self._offer(state, computed // tokens, found)
+        state.offer = self._offer(ranks, state, computed // tokens, found)
         return found * tokens, state.offer.way is LoadWay.AHEAD
 
-    def _offer(self, state: DirectRequest, first: int, count: int) -> Offer:
+    def _offer(self, ranks: RankNamespaces, state: DirectRequest, first: int, count: int) -> Offer:
         """Decides how blocks are loaded."""
         size = self._step_bytes + count * self._store.block_bytes
         chain = state.names[first : first + count]
@@ -161,24 +158,24 @@ class DirectScheduler:
         if not (self._in_steps and self._can_take_back):
             return Offer(first, count, LoadWay.AHEAD, most_s)
         if not state.was_short and self._rule.allows_copy(size):
-            if leases := self._lease(chain):
+            if leases := self._lease(ranks, chain):
                 wait_s = max(IN_PLACE_S, 2 * self._rule.most_s)
                 return Offer(first, count, LoadWay.COPY, wait_s, wait_s, leases)
             state.was_short = True
         left = state.request.num_tokens - (first + count) * self._store.tokens
-        may_read = count <= self._store.most_by_layer
+        may_read = count <= ranks.most_by_layer
         read_s = self._rule.read_s(size, min(left, self._most_tokens)) if may_read else 0.0
         if read_s:
             return Offer(first, count, LoadWay.READ, min(read_s, most_s), self._rule.most_s)
         return Offer(first, count, LoadWay.AHEAD, most_s)
 
-    def _lease(self, chain: list[bytes]) -> Sequence[Any]:
+    def _lease(self, ranks: RankNamespaces, chain: list[bytes]) -> Sequence[Any]:
         """Returns blocks in their places, if all are there on all ranks."""
         leases = []
-        for namespace in self._store.namespaces:
+        for namespace in ranks.values():
             # Asked first: a lease would make room for blocks that are not in places.
             if all(run["tier"] == "dram" for run in namespace.locate(chain)):
-                leases.append(namespace.lease(chain, timeout_s=self._store.lease_s))
+                leases.append(namespace.lease(chain, timeout_s=ranks.lease_s))
                 if len(leases[-1]) == len(chain):
                     continue
             for lease in leases:
@@ -203,7 +200,7 @@ class DirectScheduler:
         count = min(offer.count, tokens // self._store.tokens)
         each, end = self._pages_per_block, offer.first + count
         job = LoadJob(
-            number=0,
+            number=self._loads.next_number(),
             request_id=request.request_id,
             chain=state.names[offer.first : end],
             pages=pages[offer.first * each : end * each],
@@ -234,11 +231,13 @@ class DirectScheduler:
         """
         plan, self._plan, self._step_bytes = self._plan, StepPlan(), 0
         plan.void_loads = self._loads.void_up_to
-        self._safely("build_connector_meta", lambda: self._plan_saves(plan, output), None)
+        self._calls.safely("build_connector_meta", lambda: self._plan_saves(plan, output), None)
         return plan
 
     def _plan_saves(self, plan: StepPlan, output: Any) -> None:
-        plan.space, plan.tokens = self._store.space, sum(output.num_scheduled_tokens.values())
+        ranks = self._store.ranks
+        plan.space = None if ranks is None else ranks.space
+        plan.tokens = sum(output.num_scheduled_tokens.values())
         dropped = dict[str, int]()
         for job in self._saves.decide(plan):
             dropped[job.request_id] = min(job.first, dropped.get(job.request_id, job.first))
@@ -250,11 +249,12 @@ class DirectScheduler:
         self._note_pages(plan, output)
         if output.num_scheduled_tokens:
             self._store.note_use()
-        if not self._store.namespaces:
+        if ranks is None:
             return
         for request_id, count in output.num_scheduled_tokens.items():
             if state := self._requests.get(request_id):
-                self._plan_save(plan, state, state.request.num_computed_tokens + count)
+                computed = state.request.num_computed_tokens + count
+                self._plan_save(plan, state, computed, ranks.most_saved)
 
     def _note_pages(self, plan: StepPlan, output: Any) -> None:
         """Notes which blocks vLLM gave to requests in this step, or took from them."""
@@ -271,15 +271,14 @@ class DirectScheduler:
                     state.forget_pages()
                 state.pages += given
 
-    def _plan_save(self, plan: StepPlan, state: DirectRequest, computed: int) -> None:
-        """Plans to save the blocks that a request has filled after a step."""
+    def _plan_save(self, plan: StepPlan, state: DirectRequest, computed: int, most: int) -> None:
+        """Plans to save the blocks that a request has filled after a step, so many in a save."""
         each = self._pages_per_block
         names = state.names_of_blocks(self._hashes_per_block, self._store.tokens)
         tokens = state.savable_tokens(computed, prompt_only=self._prompt_only)
         end = min(tokens // self._store.tokens, len(names), len(state.pages) // each)
         if end <= state.next_save or state.is_stale:
             return
-        most = self._store.most_saved
         for first in range(state.next_save, end, most):
             last = min(first + most, end)
             pages = state.pages[first * each : last * each]
@@ -292,7 +291,7 @@ class DirectScheduler:
         Args:
             output: vLLM's `KVConnectorOutput`.
         """
-        self._safely("update_connector_output", lambda: self._update(output), None)
+        self._calls.safely("update_connector_output", lambda: self._update(output), None)
 
     def _update(self, output: Any) -> None:
         if invalid := set(getattr(output, "invalid_block_ids", None) or ()):
@@ -341,10 +340,11 @@ class DirectScheduler:
     def finished(self, request: Any) -> None:
         """Forgets a request."""
         state = self._requests.pop(request.request_id, None)
-        if state is None or not state.names:
+        ranks = self._store.ranks
+        if ranks is None or state is None or not state.names:
             return
-        for namespace in self._store.namespaces:
-            self._safely("touch", functools.partial(namespace.touch, state.names), 0)
+        for namespace in ranks.values():
+            self._calls.safely("touch", functools.partial(namespace.touch, state.names), 0)
 
     def has_work(self) -> bool:
         """Whether vLLM must keep stepping, so that loads, saves and metrics end."""
@@ -358,7 +358,7 @@ class DirectScheduler:
             # Unless it is preempted now.
             state.is_stale = bool(state.pages or state.next_save)
         has_puts = self._saves.is_busy
-        self._safely("reset_cache", lambda: self._store.renew(has_puts=has_puts), None)
+        self._calls.safely("reset_cache", lambda: self._store.renew(has_puts=has_puts), None)
 
     def _void(self) -> None:
         """Lets nothing be loaded that was promised, nor be put that is not confirmed."""
@@ -370,22 +370,11 @@ class DirectScheduler:
 
     def take_stats(self) -> Any:
         """Returns what was counted since the last call."""
-        return self._safely("get_stats", lambda: self._meter.take(self._store.stats), None)
+        return self._calls.safely("get_stats", lambda: self._meter.take(self._store.stats), None)
 
     def close(self) -> None:
         """Closes the store; no transfer may be in flight."""
         self._store.close()
-
-    def _safely(self, call: str, work: Callable[[], _T], otherwise: _T) -> _T:
-        """Returns what `work` returns, or `otherwise` if it raises: vLLM dies of any exception."""
-        try:
-            return work()
-        except Exception as error:  # noqa: BLE001 - see above
-            self._meter.count("errors", 1, call)
-            self._log.log(call, error)
-            if isinstance(error, PoisonedError):
-                self._store.report_poisoned()
-            return otherwise
 
 
 def ids_of(blocks: Any) -> list[int]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from vllm.logger import init_logger
@@ -49,19 +49,32 @@ def names_of_ranks(config: Any) -> tuple[str, ...]:
     return ("all",) if ranks == 1 else tuple(str(rank) for rank in range(ranks))
 
 
-class RankNamespaces(dict[str, Any]):
-    """The namespaces of an engine by the names of ranks.
+class RankNamespaces(dict[int, Any]):
+    """The namespaces of an engine by the numbers of ranks.
 
     Attributes:
-        fields: Those of each namespace.
+        space: What workers in other processes need to find them.
+        is_served: Whether a server owns the store.
+        lease_s: Seconds in which blocks can be leased that need no disk.
+        most_saved: How many blocks a put by layer may have: they fit into one extent.
+        most_by_layer: How many blocks a load may have whose first layers are there before the last
+            ones.
     """
 
-    def __init__(
-        self, store: Any, fields: Mapping[str, Mapping[str, str]], shape: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, store: Any, space: BlockSpace, block_bytes: int) -> None:
         """Opens the namespaces."""
-        super().__init__({name: store.namespace(one, **shape) for name, one in fields.items()})
-        self.fields = tuple(fields.values())
+        super().__init__(
+            (rank, store.namespace(fields, **space.shape))
+            for rank, fields in enumerate(space.fields)
+        )
+        self.space = space
+        self.is_served: bool = store.served
+        # Without time nothing is read from a disk.
+        self.lease_s = SERVED_LEASE_S if self.is_served else 0.0
+        limits = store.limits()
+        self.most_saved: int = max(1, min(SAVE_BYTES, limits["extent_bytes"]) // block_bytes)
+        by_layer = 0 if self.is_served else limits["dram_bytes"] // 4
+        self.most_by_layer: int = by_layer // block_bytes
 
 
 class DirectStore:
@@ -71,8 +84,6 @@ class DirectStore:
         layers: Layers of a block.
         slice_bytes: Bytes of one layer of one block.
         tokens: Tokens of a block.
-        is_served: Whether a server owns the store.
-        lease_s: Seconds in which blocks can be leased that need no disk.
     """
 
     def __init__(
@@ -97,18 +108,17 @@ class DirectStore:
         self._settings, self._config, self._refusal = settings, config, ""
         shape = {"layers": self.layers, "slice_bytes": self.slice_bytes}
         self._shape = {**shape, **codec_of(settings, config.model.dtype)}
-        self._place, opening = settings.place(self._folder()), self._store_settings()
-        self._backend = Backend(self._place, opening, self._prepare, "vLLM", logger)
+        self._place, self._opening = spaces.place(settings, config), _opening(settings)
+        self._backend = Backend(self._place, self._opening, self._prepare, "vLLM", logger)
         self._guard = doors.guard(self._backend, config.engine_id, on_mixed)
-        self.is_served = self._place.startswith(SOCKET_PREFIX)
-        # Without time nothing is read from a disk.
-        self.lease_s = SERVED_LEASE_S if self.is_served else 0.0
+        ranks = self.ranks
+        is_served = self._place.startswith(SOCKET_PREFIX) if ranks is None else ranks.is_served
         logger.info(
             "Dalsegno copies blocks directly into vLLM's KV cache: blocks of %d tokens, %s.",
             self.tokens,
             "in the pool of a server, so cpu_bytes_to_use is not used"
-            if self.is_served
-            else f"in a pool of {opening['dram']} bytes",
+            if is_served
+            else f"in a pool of {byte_count('dram', self._opening['dram'])} bytes",
         )
         with _lock:
             _known[config.engine_id] = self
@@ -124,33 +134,13 @@ class DirectStore:
         return None if self._refusal else self._guard.current
 
     @property
-    def most_saved(self) -> int:
-        """How many blocks a put by layer may have: they fit into one extent."""
-        opened = self.opened
-        extent: int = SAVE_BYTES if opened is None else opened.store.limits()["extent_bytes"]
-        return max(1, min(SAVE_BYTES, extent) // self.block_bytes)
-
-    @property
-    def most_by_layer(self) -> int:
-        """How many blocks a load may have whose first layers are there before the last ones."""
-        if self.is_served:
-            return 0
-        return byte_count("dram", self._store_settings()["dram"]) // 4 // self.block_bytes
-
-    @property
-    def namespaces(self) -> Sequence[Any]:
-        """The namespaces of the blocks, in the order of the ranks; none if there is no store."""
-        opened = self.opened
-        return () if opened is None else list(opened.namespaces.values())
-
-    @property
-    def space(self) -> BlockSpace | None:
-        """What workers in other processes need; None as for `opened`."""
+    def ranks(self) -> RankNamespaces | None:
+        """The namespaces of the blocks; None as for `opened`."""
         opened = self.opened
         if opened is None:
             return None
-        fields = opened.namespaces.fields  # type: ignore[attr-defined]
-        return BlockSpace(self._place, self._store_settings(), fields, self._shape)
+        assert isinstance(opened.namespaces, RankNamespaces)
+        return opened.namespaces
 
     def refuse(self, why: str) -> None:
         """Lets nothing be loaded or stored any more."""
@@ -167,19 +157,14 @@ class DirectStore:
             has_puts: Whether blocks are being put. What a server has not received yet may come
                 after a removal, so the namespaces of before are not used any more.
         """
-        if has_puts and self.is_served:
+        ranks = self.ranks
+        if has_puts and (ranks is None or ranks.is_served):
             self._backend.leave()
         self._guard.renew()
 
     def stats(self) -> Mapping[str, Any] | None:
         """Returns the store's counters, None without a store."""
-        opened = self._backend.current
-        if opened is None:
-            return None
-        counters: Mapping[str, Any] = opened.store.stats()
-        if counters["poisoned"]:
-            self._backend.report_poisoned()
-        return counters
+        return self._backend.stats()
 
     def report_poisoned(self) -> None:
         """Reopens the store, as a put failed because nothing more is written."""
@@ -189,20 +174,6 @@ class DirectStore:
         """Closes the store; no transfer may be in flight."""
         self._guard.close()
 
-    def _folder(self) -> str:
-        """Returns the folder of this replica, if there are several."""
-        parallel = self._config.parallel
-        return f"dp{parallel.data_parallel_index}" if parallel.data_parallel_size > 1 else ""
-
-    def _store_settings(self) -> dict[str, Any]:
-        """Returns the settings of the store, whose DRAM tier takes the place of vLLM's CPU tier."""
-        settings = self._settings
-        given = settings.store_settings()
-        if "dram" not in settings.store:
-            given["dram"] = settings.pool_bytes
-        given.setdefault("dram_admission", "put")
-        return given
-
     def _prepare(self) -> OpenNamespaces:
         """Establishes the identity; returns what opens the namespaces."""
         known = spaces.group_fields(self._settings, self._config, self.block_bytes)
@@ -211,10 +182,20 @@ class DirectStore:
 
         def namespaces(store: Any, epoch: Mapping[str, str]) -> RankNamespaces:
             names = names_of_ranks(self._config)
-            ranks = {name: {**fields, "rank": name, **epoch} for name in names}
-            return RankNamespaces(store, ranks, self._shape)
+            ranks = tuple({**fields, "rank": name, **epoch} for name in names)
+            space = BlockSpace(self._place, self._opening, ranks, self._shape)
+            return RankNamespaces(store, space, self.block_bytes)
 
         return namespaces
+
+
+def _opening(settings: ConnectorSettings) -> dict[str, Any]:
+    """Returns the settings of the store, whose DRAM tier takes the place of vLLM's CPU tier."""
+    given = settings.store_settings()
+    if "dram" not in settings.store:
+        given["dram"] = settings.pool_bytes
+    given.setdefault("dram_admission", "put")
+    return given
 
 
 class WorkerSpace:
@@ -244,8 +225,8 @@ class WorkerSpace:
         with _lock:
             here = _known.get(self._engine_id)
         if here is not None:
-            namespaces = here.namespaces
-            return namespaces[self._rank % len(namespaces)] if namespaces else None
+            ranks = here.ranks
+            return None if ranks is None else ranks[self._rank % len(ranks)]
         if space is None or self._is_refused:
             return None
         try:

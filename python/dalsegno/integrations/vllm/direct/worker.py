@@ -135,22 +135,19 @@ class DirectWorker:
 
     def _begin_load(self, job: LoadJob) -> Any:
         """Starts a load; returns None if there is nothing to load from."""
-        namespace, lease = self._namespace, job.lease
-        if self._memory is None or (namespace is None and lease is None):
+        namespace, timeout_s = self._namespace, job.timeout_s
+        if self._memory is None or (namespace is None and job.lease is None):
             return None
-        if job.way is not LoadWay.COPY:
-            pages = self._memory.blocks(job.pages)
-            return namespace.load(job.chain, pages, timeout_s=job.timeout_s)
-        if lease is None:
+        pages = self._memory.blocks(job.pages)
+        if job.lease is not None:
+            return job.lease.load(pages, timeout_s=timeout_s)
+        if job.way is LoadWay.COPY:
             # The scheduler's lease keeps the blocks where they are.
-            with namespace.lease(job.chain, timeout_s=job.timeout_s) as lease:
-                if len(lease) == len(job.chain):
-                    return lease.load(self._memory.blocks(job.pages), timeout_s=job.timeout_s)
+            with namespace.lease(job.chain, timeout_s=timeout_s) as own:
+                if len(own) == len(job.chain):
+                    return own.load(pages, timeout_s=timeout_s)
             # This process may lease no more.
-            return namespace.load(
-                job.chain, self._memory.blocks(job.pages), timeout_s=job.timeout_s
-            )
-        return lease.load(self._memory.blocks(job.pages), timeout_s=job.timeout_s)
+        return namespace.load(job.chain, pages, timeout_s=timeout_s)
 
     def wait_for_layer(self, name: str) -> None:
         """Waits until a layer of all loads of the step is there."""
