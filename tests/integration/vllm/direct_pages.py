@@ -90,6 +90,55 @@ class Pages:
                 self.free.append(page)
 
 
+class Caches:
+    """The KV cache of each rank, and what a model computes into it.
+
+    A block is noise if one that it depends on does not have its right bytes on some rank.
+
+    Attributes:
+        ranks: By rank: layer -> blocks.
+        weights: Number of the model's weights: others give other bytes.
+    """
+
+    def __init__(self, names: Sequence[str], ranks: int, pages: int) -> None:
+        # Keys and values apart, as vLLM has them on the CPU.
+        shape = (2, pages, PAGE // 2)
+        self.ranks = [
+            {name: torch.zeros(shape, dtype=torch.uint8) for name in names} for _ in range(ranks)
+        ]
+        self.weights, self._names = 0, names
+
+    def right(self, name: bytes, layer: int, rank: int) -> torch.Tensor:
+        """What one layer of a block must have on a rank."""
+        return right_bytes(name + bytes([self.weights]), layer, rank)
+
+    def compute(self, request: Asked, count: int, layer: int) -> bool:
+        """Computes a layer of the last tokens of a request; returns whether it is right."""
+        end, is_right = request.num_computed_tokens, True
+        begin = end - count
+        for at in range(-(-end // TOKENS)):
+            first, last = at * TOKENS, min(end, (at + 1) * TOKENS)
+            known = min(begin, last)
+            if known > first:
+                is_right &= self._has(request.pages[at], request.tokens[:known], layer)
+            if last > begin:
+                self._write(request.pages[at], request.tokens[:last], layer, is_right=is_right)
+        return is_right
+
+    def _has(self, page: int, tokens: Sequence[int], layer: int) -> bool:
+        """Whether a block is right on all ranks."""
+        name, key = prefix_name(tokens), self._names[layer]
+        return all(
+            torch.equal(cache[key][:, page].flatten(), self.right(name, layer, rank))
+            for rank, cache in enumerate(self.ranks)
+        )
+
+    def _write(self, page: int, tokens: Sequence[int], layer: int, *, is_right: bool) -> None:
+        name = prefix_name(tokens) if is_right else b"noise"
+        for rank, cache in enumerate(self.ranks):
+            cache[self._names[layer]][:, page] = self.right(name, layer, rank).view(2, -1)
+
+
 def scheduler_output(
     new: list[Any], cached: list[Any], tokens: dict[str, int], preempted: set[str]
 ) -> SimpleNamespace:

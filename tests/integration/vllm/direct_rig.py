@@ -24,9 +24,9 @@ from tests.integration.vllm.direct_pages import (
     PAGE,
     TOKENS,
     Asked,
+    Caches,
     Pages,
     prefix_name,
-    right_bytes,
     scheduler_output,
 )
 from tests.integration.vllm.slow_copies import SlowNamespace
@@ -36,6 +36,7 @@ from dalsegno.integrations.vllm.direct.scheduler import DirectScheduler
 from dalsegno.integrations.vllm.direct.step import StepPlan, StepReport
 from dalsegno.integrations.vllm.direct.worker import DirectWorker
 from dalsegno.integrations.vllm.settings import ConnectorSettings, expand
+from dalsegno.paths import SOCKET_PREFIX
 from dalsegno_bench.vllm.rig import group_config, offloading_config, parallel_config
 
 LAYERS = 3
@@ -51,7 +52,7 @@ class Rig:
     Attributes:
         scheduler: The scheduler's half.
         workers: The workers' halves, by rank.
-        caches: The KV cache of each rank: layer -> blocks.
+        caches: The KV cache of each rank, and the weights.
         failing: By rank, how many of the next step loads bring nothing.
         aborts_in_step: Whether the next step ends a request that it computes.
         hooks_run: Whether steps call the hooks of layers; full CUDA graphs do not.
@@ -81,6 +82,7 @@ class Rig:
             "cpu_bytes_to_use": "8MiB",
         }
         extra |= {"path_to_engine": "direct", "max_step_load_s": 60.0, **settings}
+        self.is_served = str(extra["path"]).startswith(SOCKET_PREFIX)
         known = ConnectorSettings.of_extra(expand(extra, on_cpu=True))
         engine = SimpleNamespace(
             model_config=SimpleNamespace(is_encoder_decoder=False),
@@ -91,11 +93,8 @@ class Rig:
         known = dataclasses.replace(known, identity=tiers.IDENTITY)
         self.scheduler = DirectScheduler(known, offloading, engine)
         self.scheduler.bind(SimpleNamespace(evict_blocks=self.pages.forget))
-        self.caches: list[dict[str, torch.Tensor]] = []
-        self.workers: list[DirectWorker] = []
-        for rank in range(ranks):
-            parallel = parallel_config(world_size=ranks, tp_size=ranks, rank=rank)
-            self._add_worker(dataclasses.replace(offloading, parallel=parallel), pages)
+        self.caches = Caches(NAMES, ranks, pages)
+        self.workers = [self._worker(offloading, rank) for rank in range(ranks)]
         self.waiting: list[Asked] = []
         self.running: list[Asked] = []
         # Requests that wait for their load, and how many tokens it brings.
@@ -106,12 +105,14 @@ class Rig:
         self._preempted: set[str] = set()
         self._ended: Counter[str] = Counter()
 
-    def _add_worker(self, offloading: Any, pages: int) -> None:
-        # Keys and values apart, as vLLM has them on the CPU.
-        shape = (2, pages, PAGE // 2)
-        self.caches.append({name: torch.zeros(shape, dtype=torch.uint8) for name in NAMES})
-        self.workers.append(DirectWorker(offloading, pages, 60.0))
-        self.workers[-1].register(self.caches[-1])
+    def _worker(self, offloading: Any, rank: int) -> DirectWorker:
+        """Makes the worker of a rank; that of a server does not know the scheduler's process."""
+        parallel = parallel_config(world_size=self.ranks, tp_size=self.ranks, rank=rank)
+        name = f"worker of {offloading.engine_id}" if self.is_served else offloading.engine_id
+        config = dataclasses.replace(offloading, parallel=parallel, engine_id=name)
+        worker = DirectWorker(config, len(self.pages.free), 60.0)
+        worker.register(self.caches.ranks[rank])
+        return worker
 
     def read_in_steps(self) -> None:
         """Lets no blocks be leased, so that steps read them."""
@@ -154,6 +155,19 @@ class Rig:
         request.pages, request.num_computed_tokens, request.was_preempted = [], 0, True
         self._preempted.add(request.request_id)
         self.waiting.insert(0, request)
+
+    @property
+    def holds_loaded(self) -> bool:
+        """Whether requests that do not run have blocks."""
+        return bool(self.remote or self.ended_remote or any(one.pages for one in self.waiting))
+
+    def change_weights(self) -> None:
+        """Updates the weights and resets all caches, as vLLM does if no blocks are being loaded."""
+        for one in list(self.running):
+            self.preempt(one)
+        self.pages.cached.clear()
+        self.caches.weights += 1
+        self.scheduler.reset()
 
     def step(self) -> None:
         """Schedules and runs one step."""
@@ -252,7 +266,7 @@ class Rig:
             for worker in hooked:
                 worker.wait_for_layer(name)
             for one in requests:
-                right[one.request_id] &= self._compute(one, tokens[one.request_id], layer)
+                right[one.request_id] &= self.caches.compute(one, tokens[one.request_id], layer)
             for worker in hooked:
                 worker.save_layer(name)
         finished, invalid, reports = list[set[str]](), set[int](), list[StepReport]()
@@ -274,39 +288,14 @@ class Rig:
         self._answer(requests)
 
     def _plan_of(self, rank: int, plan: StepPlan) -> StepPlan:
-        """What a rank gets: with several of them, over a pipe."""
-        own: StepPlan = pickle.loads(pickle.dumps(plan)) if self.ranks > 1 else plan
+        """What a rank gets: with several of them, or a server, over a pipe."""
+        is_sent = self.ranks > 1 or self.is_served
+        own: StepPlan = pickle.loads(pickle.dumps(plan)) if is_sent else plan
         for job in own.loads:
             if job.is_in_step and self.failing[rank]:
                 self.failing[rank] -= 1
                 own.loads[own.loads.index(job)] = dataclasses.replace(job, is_void=True)
         return own
-
-    def _compute(self, request: Asked, count: int, layer: int) -> bool:
-        """Computes a layer of the last tokens of a request; returns whether it is right."""
-        end, is_right = request.num_computed_tokens, True
-        begin = end - count
-        for at in range(-(-end // TOKENS)):
-            first, last = at * TOKENS, min(end, (at + 1) * TOKENS)
-            known = min(begin, last)
-            if known > first:
-                is_right &= self._has(request.pages[at], request.tokens[:known], layer)
-            if last > begin:
-                self._write(request.pages[at], request.tokens[:last], layer, is_right=is_right)
-        return is_right
-
-    def _has(self, page: int, tokens: Sequence[int], layer: int) -> bool:
-        """Whether a block is right on all ranks."""
-        name = prefix_name(tokens)
-        return all(
-            torch.equal(cache[NAMES[layer]][:, page].flatten(), right_bytes(name, layer, rank))
-            for rank, cache in enumerate(self.caches)
-        )
-
-    def _write(self, page: int, tokens: Sequence[int], layer: int, *, is_right: bool) -> None:
-        name = prefix_name(tokens) if is_right else b"noise"
-        for rank, cache in enumerate(self.caches):
-            cache[NAMES[layer]][:, page] = right_bytes(name, layer, rank).view(2, -1)
 
     def _take(
         self,
@@ -387,7 +376,9 @@ class Rig:
             there = namespace.get_each(names, out)
             for block, bytes_, is_there in zip(blocks, out, there, strict=True):
                 right = [
-                    right_bytes(name, layer, rank) for layer in range(LAYERS) for name in block
+                    self.caches.right(name, layer, rank)
+                    for layer in range(LAYERS)
+                    for name in block
                 ]
                 assert not is_there or bytes(bytes_) == bytes(torch.cat(right).numpy())
             counts.append(next((at for at, one in enumerate(there) if not one), len(names)))

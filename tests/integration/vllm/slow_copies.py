@@ -46,6 +46,10 @@ class SlowTransfer:
     def result(self) -> Any:
         return self._begin().result()
 
+    @property
+    def throttled(self) -> bool:
+        return bool(self._begin().throttled)
+
 
 class SlowWriter:
     """A put by layer."""

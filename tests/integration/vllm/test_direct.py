@@ -5,13 +5,7 @@ Tokens of a small model hide wrong bytes, so log probabilities are compared too.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import random
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +17,7 @@ from tests.dose import long_dose
 from tests.integration.vllm import direct_engine, tiny_model
 from tests.integration.vllm.processes import Program
 from tests.integration.vllm.test_engine import connector
+from tests.served import serving
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 # Tokens of a block.
@@ -40,6 +35,7 @@ PROMPTS = {
     "other": OTHER,
 }
 ALL = list(PROMPTS.values())
+SERVED = {"dram": "256MiB", "capacity": "1GiB"}
 OPTIONS = {
     "block_size": BLOCK,
     "max_num_batched_tokens": 256,
@@ -111,27 +107,6 @@ def direct(path: Path | str, **changes: Any) -> dict[str, Any]:
     return connector(Path(path), **given)
 
 
-@contextlib.contextmanager
-def served(folder: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """A server of a store; gives its path for engines, and its process."""
-    socket, log = folder / "socket", folder / "serve.log"
-    folder.mkdir()
-    command = [sys.executable, "-m", "dalsegno.cli", "serve", str(folder / "store")]
-    command += ["--socket", str(socket), "--pool", "256MiB", "--capacity", "1GiB"]
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ})
-    try:
-        until = time.monotonic() + 60
-        while not socket.exists():
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < until
-            time.sleep(0.05)
-        yield f"unix:{socket}", process
-    finally:
-        process.kill()
-        process.wait()
-
-
 def one_by_one(prompts: list[list[int]]) -> list[dict[str, Any]]:
     """Asks prompts one after the other."""
     return [{"ask": [prompt]} for prompt in prompts]
@@ -179,8 +154,8 @@ def test_a_new_engine_loads_from_disk_and_eight_users_load_a_document_once(stage
 @long_dose
 def test_two_ranks_share_a_server_with_one(stage: Stage) -> None:
     """Ranks of two processes; an engine of one rank next to it has blocks of its own."""
-    with served(stage.folder / "ranks") as (path, _):
-        config = direct(path, max_step_load_s=60)
+    with serving(stage.folder / "ranks", SERVED) as server:
+        config = direct(server.socket, max_step_load_s=60)
         steps: list[dict[str, Any]] = [*one_by_one(ALL), {"forget": True}, {"ask": ALL}]
         *cold, warm = stage.run("ranks", steps, config, tensor_parallel_size=2)
         for record, prompt in zip(cold, ALL, strict=True):
@@ -194,8 +169,8 @@ def test_two_ranks_share_a_server_with_one(stage: Stage) -> None:
 
 @long_dose
 def test_engines_share_a_server_that_is_killed(stage: Stage) -> None:
-    with served(stage.folder / "shared") as (path, server):
-        config = direct(path, max_step_load_s=60)
+    with serving(stage.folder / "shared", SERVED) as server:
+        config = direct(server.socket, max_step_load_s=60)
         stage.run("one", [{"ask": [LONG]}], config)
         steps: list[dict[str, Any]] = [
             {"ask": [LONG]},

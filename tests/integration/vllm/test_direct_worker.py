@@ -13,12 +13,20 @@ import pytest
 pytest.importorskip("vllm")
 
 import torch
+from tests.served import serving
 from tests.unit.stores import chain
 
 import dalsegno
 from dalsegno.integrations.vllm.direct import space
 from dalsegno.integrations.vllm.direct.planned import PlannedSaves
-from dalsegno.integrations.vllm.direct.step import LoadJob, LoadWay, SaveJob, StepPlan, StepReport
+from dalsegno.integrations.vllm.direct.step import (
+    BlockSpace,
+    LoadJob,
+    LoadWay,
+    SaveJob,
+    StepPlan,
+    StepReport,
+)
 from dalsegno.integrations.vllm.direct.worker import DirectWorker
 from dalsegno_bench.vllm.rig import group_config, offloading_config
 
@@ -178,3 +186,20 @@ def test_a_cache_of_unknown_layout_loads_and_saves_nothing(engine: Engine) -> No
     assert (report.copied, report.loads) == ({1: [False]}, {1: [0]})
     assert "counts 16 blocks" in report.refusal
     assert worker.take_invalid() == {3}
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_server_is_one_whether_its_socket_or_its_directory_is_named(
+    tmp_path: Path,
+    is_named: bool,  # noqa: FBT001
+) -> None:
+    """A lease of a server needs time, and what was sent to it may come after a removal."""
+    with serving(tmp_path / "store") as server:
+        place = server.socket if is_named else str(server.path)
+        described = BlockSpace(place, {}, ({"a": "b"},), {"layers": 1, "slice_bytes": PAGE})
+        with dalsegno.open(place) as store:
+            ranks = space.RankNamespaces(store, described, PAGE)
+            hashes = chain(3)
+            ranks[0].put_batch(hashes, [bytes(PAGE)] * 3)
+            assert (ranks.is_served, ranks.most_by_layer) == (True, 0)
+            assert len(ranks[0].lease(hashes, timeout_s=100 * ranks.lease_s)) == 3

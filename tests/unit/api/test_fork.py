@@ -196,6 +196,45 @@ def test_a_transfer_in_flight_at_a_fork_ends_only_in_the_parent(path: Path) -> N
     assert dalsegno.verify(str(path))["findings"] == []
 
 
+def test_a_load_into_pages_ends_only_in_the_parent(tmp_path: Path) -> None:
+    layers, size = 4, 1 << 17
+    caches = [bytearray(8 * size) for _ in range(layers)]
+    memory = dalsegno.PagedMemory(caches, pages=8, stride=size, parts=[(0, size)])
+    with open_store(tmp_path / "store", dram="32MiB") as store:
+        namespace = store.namespace({"model": "m"}, layers=layers, slice_bytes=size)
+        blocks = [os.urandom(layers * size) for _ in range(8)]
+        assert namespace.put_batch(chain(8), blocks).stored == 8
+        lease = namespace.lease(chain(8))
+        load = lease.load(memory.blocks(range(4)))
+
+        def use_and_drop() -> None:
+            nonlocal load, lease
+            assert load.done()
+            assert load.wait()
+            load.cancel()
+            calls: list[Callable[[], Any]] = [
+                load.result,
+                lambda: lease.load(memory.blocks(range(4, 8))),  # noqa: F821 - it is deleted below
+                lambda: namespace.load(chain(8), memory.blocks(range(4, 8))),
+            ]
+            for call in calls:
+                with pytest.raises(dalsegno.UnavailableError, match="forked"):
+                    call()
+            assert load.wait_layer(0, timeout_s=1.0) is False
+            del load, lease
+            gc.collect()
+
+        in_child(use_and_drop)
+        assert load.wait(60)
+        assert load.result() == 4
+        for layer, cache in enumerate(caches):
+            at = layer * size
+            assert [bytes(cache[page * size : (page + 1) * size]) for page in range(4)] == [
+                block[at : at + size] for block in blocks[:4]
+            ]
+        lease.release()
+
+
 def test_a_fork_during_calls_of_other_threads_hangs_no_child(parts: Parts, path: Path) -> None:
     """Locks that another thread holds at the fork stay locked in the child forever."""
     parent, ending = os.getpid(), threading.Event()

@@ -251,6 +251,24 @@ def test_a_renewal_reaches_blocks_that_were_put_before_a_reopen(
     ours.close()
 
 
+def test_namespaces_that_were_left_with_puts_under_way_are_emptied_later(tmp_path: Path) -> None:
+    ours, left = backend(tmp_path / "store"), list[Any]()
+    ours.renew()
+    for _ in range(3):
+        left.append(space(ours))
+        ours.leave()
+        ours.renew()
+        # They come after the removal.
+        assert left[-1].put_batch(chain(2), [bytes(BLOCK)] * 2).stored == 2
+        assert space(ours).probe(chain(2)) == 0
+    ours.renew()
+    assert [one.probe(chain(2)) for one in left] == [0] * len(left)
+    ours.leave()
+    ours.close()
+    with dalsegno.open(tmp_path / "store", **SETTINGS) as store:
+        assert store.stats()["blocks"] == 0
+
+
 def test_a_store_that_cannot_move_to_new_namespaces_is_reopened(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -108,6 +108,8 @@ class Backend:
         self._epoch: dict[str, str] = {}
         # Whether the epoch may have namespaces that the current store has not opened.
         self._strays = False
+        # Namespaces of this process that were left while blocks may have been put into them.
+        self._left: Opened | None = None
         self._lock = threading.Lock()
         self._closing, self._tried = threading.Event(), threading.Event()
         self._refusal: InvalidError | IncompatibleError | None = None
@@ -281,20 +283,33 @@ class Backend:
         those, so that resets make no more namespaces unless the store refuses.
         """
         with self._lock:
+            self._empty_left(self.current)
             # Neither a store that is being reopened nor a namespace not yet opened can be emptied.
             fresh = not self._epoch or self.current is None or self._strays
             if self.current is not None and not fresh:
                 fresh = not self._emptied(self.current.namespaces)
             if not fresh:
                 return
+            if self._epoch:
+                self._left = self.current
             self._epoch, self._strays = {"reset": nonce()}, False
             if self.current is not None and self._open_namespaces is not None:
                 self._move(self.current, self._open_namespaces)
 
     def leave(self) -> None:
-        """Lets the next :meth:`renew` move to other namespaces, whatever it could empty."""
+        """Lets the next :meth:`renew` move to other namespaces, as blocks are put into these.
+
+        These are emptied by the renewal after that, or by :meth:`close`.
+        """
         with self._lock:
             self._strays = True
+
+    def _empty_left(self, opened: Opened | None) -> None:
+        """Removes the blocks of namespaces of a store that were left."""
+        left, self._left = self._left, None
+        # Those of an earlier store are not open any more.
+        if left is not None and opened is not None and left.store is opened.store:
+            self._emptied(left.namespaces)
 
     def _move(self, opened: Opened, opening: OpenNamespaces) -> None:
         """Moves to the namespaces of a new epoch, or drops the store; the lock is held."""
@@ -335,6 +350,7 @@ class Backend:
             opened, self.current = self.current, None
         self._thread.join(timeout=5)
         if opened is not None:
+            self._empty_left(opened)
             if self._epoch:
                 self._emptied(opened.namespaces)
             with contextlib.suppress(Exception):

@@ -84,6 +84,13 @@ def loads_in_steps(vllm_config: Any, *, on_cpu: bool) -> bool:
     return on_cpu and computes and not is_async and not is_second
 
 
+def most_tokens(scheduler_config: Any) -> int:
+    """Returns how many tokens of one request a step computes at most."""
+    most: int = scheduler_config.max_num_batched_tokens
+    longest = getattr(scheduler_config, "long_prefill_token_threshold", 0)
+    return min(most, longest) if longest > 0 else most
+
+
 class StepRule:
     """Decides which loads run inside a step, and so delay all requests of the step.
 

@@ -37,6 +37,7 @@ class PlannedLoad:
         first: Position of its first block in the prompt.
         leases: The blocks in their places, by namespace, if they are loaded inside a step.
         counts: How many leading blocks the workers have brought that have ended.
+        was_refused: Whether a worker did not begin it, as too many transfers were queued.
     """
 
     job: LoadJob
@@ -46,6 +47,7 @@ class PlannedLoad:
     first: int
     leases: Sequence[Any]
     counts: list[int] = field(default_factory=list)
+    was_refused: bool = False
 
     @property
     def loaded(self) -> int:
@@ -118,6 +120,7 @@ class PlannedLoads:
             if planned is None:
                 continue
             planned.counts += counts
+            planned.was_refused |= number in report.refused
             if len(planned.counts) >= self._workers:
                 ended.append(self._end(number))
         return ended
@@ -133,8 +136,10 @@ class PlannedLoads:
         now = time.monotonic()
         self._failing = {name: until for name, until in self._failing.items() if until > now}
         failed = job.chain[planned.loaded : planned.loaded + 1]
-        # A load inside a step has little time: it says nothing about its blocks.
-        is_bad = not job.is_in_step and number > self.void_up_to
+        # A load inside a step has little time, and one that did not begin has no fault: they say
+        # nothing about their blocks.
+        says_nothing = job.is_in_step or planned.was_refused
+        is_bad = not says_nothing and number > self.void_up_to
         if is_bad and len(self._failing) < MOST_FAILING:
             self._failing.update((name, now + self._pause_s) for name in failed)
         for lease in planned.leases:

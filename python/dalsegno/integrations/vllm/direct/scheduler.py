@@ -26,8 +26,7 @@ from vllm.platforms import current_platform
 
 from dalsegno.integrations.vllm import inputs, metrics
 from dalsegno.integrations.vllm.calls import Calls
-from dalsegno.integrations.vllm.direct import space
-from dalsegno.integrations.vllm.direct.choice import StepRule, loads_in_steps
+from dalsegno.integrations.vllm.direct import choice, space
 from dalsegno.integrations.vllm.direct.planned import PlannedLoad, PlannedLoads, PlannedSaves
 from dalsegno.integrations.vllm.direct.requests import DirectRequest, Offer
 from dalsegno.integrations.vllm.direct.space import DirectStore, RankNamespaces
@@ -61,10 +60,10 @@ class DirectScheduler:
         self._requests: dict[str, DirectRequest] = {}
         self._meter = metrics.Meter()
         self._refusals = inputs.Refusals()
-        self._rule = StepRule(settings.max_step_load_s)
+        self._rule = choice.StepRule(settings.max_step_load_s)
         self._plan = StepPlan()
-        self._in_steps = loads_in_steps(vllm_config, on_cpu=current_platform.is_cpu())
-        self._most_tokens = vllm_config.scheduler_config.max_num_batched_tokens
+        self._in_steps = choice.loads_in_steps(vllm_config, on_cpu=current_platform.is_cpu())
+        self._most_tokens = choice.most_tokens(vllm_config.scheduler_config)
         # Bytes of the step loads that are planned, on each worker.
         self._step_bytes = 0
         ranks = config.parallel.world_size

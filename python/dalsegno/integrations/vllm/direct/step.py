@@ -160,6 +160,7 @@ class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
 
     Attributes:
         loads: How many leading blocks a load has brought.
+        refused: Loads that were not begun, as too many transfers were queued.
         copied: Whether all layers of a save were copied; vLLM's blocks are not needed any more.
         puts: How many blocks of a save the store has taken, and how many it could not take.
         copying: Bytes that were copied from places.
@@ -171,6 +172,7 @@ class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
     """
 
     loads: dict[int, list[int]] = field(default_factory=dict)
+    refused: set[int] = field(default_factory=set)
     copied: dict[int, list[bool]] = field(default_factory=dict)
     puts: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     copying: Work = Work()
@@ -185,6 +187,7 @@ class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
         assert isinstance(other, StepReport)
         return StepReport(
             _joined(self.loads, other.loads),
+            self.refused | other.refused,
             _joined(self.copied, other.copied),
             _joined(self.puts, other.puts),
             self.copying.slower(other.copying),

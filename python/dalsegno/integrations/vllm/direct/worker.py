@@ -23,6 +23,9 @@ from dalsegno.integrations.vllm.direct.step import LoadJob, LoadWay, StepPlan, S
 
 logger = init_logger("vllm.dalsegno")
 
+# How long a step waits for the leases of a worker in a process of its own, for all of its loads.
+LEASE_S = 0.1
+
 
 @dataclass
 class RunningLoad:
@@ -79,7 +82,7 @@ class DirectWorker:
         self._saves = WorkerSaves(
             len(self._names), self._block_bytes, self._per_block, store_timeout_s
         )
-        self._hooks_run = True
+        self._hooks_run, self._lease_until = True, 0.0
         self._step_started, self._waited_s = 0.0, 0.0
         self._void_loads = 0
         self._refusal = ""
@@ -119,7 +122,7 @@ class DirectWorker:
         Args:
             hooks_run: Whether the step calls `wait_for_layer` for each layer.
         """
-        self._hooks_run = hooks_run
+        self._hooks_run, self._lease_until = hooks_run, time.monotonic() + LEASE_S
         loads, self._plan.loads = self._plan.loads, []
         for job in loads:
             running = RunningLoad(job, left_s=job.wait_s)
@@ -143,10 +146,11 @@ class DirectWorker:
             return job.lease.load(pages, timeout_s=timeout_s)
         if job.way is LoadWay.COPY:
             # The scheduler's lease keeps the blocks where they are.
-            with namespace.lease(job.chain, timeout_s=timeout_s) as own:
+            left_s = max(0.001, self._lease_until - time.monotonic())
+            with namespace.lease(job.chain, timeout_s=left_s) as own:
                 if len(own) == len(job.chain):
                     return own.load(pages, timeout_s=timeout_s)
-            # This process may lease no more.
+            # This process may lease no more, or the server is slow.
         return namespace.load(job.chain, pages, timeout_s=timeout_s)
 
     def wait_for_layer(self, name: str) -> None:
@@ -203,7 +207,9 @@ class DirectWorker:
                 count = running.load.result()
             except Exception as error:  # noqa: BLE001 - its blocks are computed
                 self._log.log("load", error)
-        if running.load is not None:
+        if running.load is not None and running.load.throttled:
+            self._report.refused.add(job.number)
+        elif running.load is not None:
             self._note_speed(running, count)
         if running.is_late or job.number <= self._void_loads:
             count = 0
