@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -19,22 +21,26 @@ def run(spec: dict[str, Any], orders: Connection, answers: Connection) -> None:
         spec: `model`; `kv_transfer_config` and `options` of the engine if given; and `steps`. A
             step is one of: `{"ask": prompts}`, all at the same time; `{"forget": true}`: vLLM
             forgets what it has in its own cache; `{"abort": prompts, "after": steps}`: the requests
-            end before their answers; `{"pause": true}`: waits for an order.
+            end before their answers; `{"fail": rank}`: the next load of a rank fails;
+            `{"evict": rank}`: the store loses the blocks of a rank; `{"pause": true}`: waits for an
+            order.
         orders: Ends pauses.
         answers: Takes one record for each `ask` and each `pause`.
     """
     from vllm import LLM
 
+    hooks = count_hooks()
     llm = LLM(
         model=spec["model"],
         skip_tokenizer_init=True,
         dtype="float32",
         enforce_eager=True,
+        worker_extension_cls=f"{__name__}.{FailingWorker.__name__}",
         disable_log_stats=False,
         kv_transfer_config=spec.get("kv_transfer_config"),
         **{"max_model_len": 2048, **spec.get("options", {})},
     )
-    engine = Engine(llm)
+    engine = Engine(llm, hooks)
     for step in spec["steps"]:
         if "ask" in step:
             answers.send_bytes(json.dumps(engine.ask(step["ask"])).encode())
@@ -42,17 +48,63 @@ def run(spec: dict[str, Any], orders: Connection, answers: Connection) -> None:
             engine.abort(step["abort"], step["after"])
         elif "forget" in step:
             assert llm.reset_prefix_cache()
+        elif "fail" in step:
+            llm.collective_rpc("fail_next_load", args=(step["fail"],))
+        elif "evict" in step:
+            engine.evict(step["evict"])
         else:
             answers.send_bytes(b"{}")
             orders.recv_bytes()
     llm.llm_engine.engine_core.shutdown()
 
 
+def count_hooks() -> Counter[str]:
+    """Counts what vLLM calls in this process: steps that compute something, and their hooks."""
+    from dalsegno.integrations.vllm.direct.worker import DirectWorker
+
+    counts = Counter[str]()
+
+    def counted(name: str, weight: Callable[..., int]) -> None:
+        usual = getattr(DirectWorker, name)
+
+        def call(self: Any, *arguments: Any) -> Any:
+            counts[f"hooks:{name}"] += weight(*arguments)
+            return usual(self, *arguments)
+
+        setattr(DirectWorker, name, call)
+
+    counted("begin_step", lambda plan: int(plan.tokens > 0))
+    counted("wait_for_layer", lambda _: 1)
+    counted("save_layer", lambda _: 1)
+    return counts
+
+
+class FailingWorker:
+    """What is added to each of vLLM's workers."""
+
+    rank: int
+
+    def fail_next_load(self, rank: int) -> None:
+        """Lets the next load of a rank fail."""
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        if self.rank != rank:
+            return
+        worker = get_kv_transfer_group()._works
+        usual = worker._begin_load
+
+        def fail(job: Any) -> Any:
+            worker._begin_load = usual
+            raise RuntimeError(f"a planted failure of load {job.number}")
+
+        worker._begin_load = fail
+
+
 class Engine:
     """An engine, and what it counts."""
 
-    def __init__(self, llm: Any) -> None:
-        self._llm, self._engine = llm, llm.llm_engine
+    def __init__(self, llm: Any, hooks: Counter[str]) -> None:
+        self._llm, self._engine, self._hooks = llm, llm.llm_engine, hooks
         self._aborted = 0
 
     def ask(self, prompts: list[list[int]]) -> dict[str, Any]:
@@ -92,11 +144,17 @@ class Engine:
         self._engine.abort_request(names)
         demo_engine.settle(self._llm, SETTLE_S)
 
+    def evict(self, rank: int) -> None:
+        """Removes the blocks of a rank from the store."""
+        connector = self._engine.engine_core.engine_core.scheduler.connector
+        connector._schedules._store.ranks[rank].remove()
+
     def _counters(self) -> dict[str, float]:
         """vLLM's counters of external hits and preemptions, and ours, summed over labels."""
         known = (demo_engine.STORE_METRICS, demo_engine.EXTERNAL_HITS, "vllm:num_preemptions")
-        return {
+        counters = {
             name.removeprefix(demo_engine.STORE_METRICS): value
             for name, value in demo_engine.counters_of(self._llm).items()
             if name.startswith(known)
         }
+        return counters | self._hooks

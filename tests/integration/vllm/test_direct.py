@@ -133,6 +133,9 @@ def test_answers_are_right_from_the_pool_inside_steps(stage: Stage) -> None:
     counters = stage.check(together, *ALL)
     assert counters["step_loads"] > 0
     assert counters.get("load_failed_blocks", 0) == 0
+    # Each step that computes something calls both hooks of each layer.
+    hooks = {"begin_step": 1, "wait_for_layer": tiny_model.LAYERS, "save_layer": tiny_model.LAYERS}
+    assert len({counters[f"hooks:{name}"] / each for name, each in hooks.items()}) == 1
     # Every full block but that of the last token, and those that vLLM still had.
     before = cold[-1]["counters"][EXTERNAL]
     assert warm[0]["counters"][EXTERNAL] - before == len(LONG) // BLOCK * BLOCK
@@ -154,31 +157,56 @@ def test_a_new_engine_loads_from_disk_and_eight_users_load_a_document_once(stage
 @long_dose
 def test_two_ranks_share_a_server_with_one(stage: Stage) -> None:
     """Ranks of two processes; an engine of one rank next to it has blocks of its own."""
-    with serving(stage.folder / "ranks", SERVED) as server:
-        config = direct(server.socket, max_step_load_s=60)
-        steps: list[dict[str, Any]] = [*one_by_one(ALL), {"forget": True}, {"ask": ALL}]
-        *cold, warm = stage.run("ranks", steps, config, tensor_parallel_size=2)
+    place = stage.folder / "ranks"
+    config = direct(f"unix:{place / 'serve' / 'socket'}", max_step_load_s=60)
+    forget: dict[str, Any] = {"forget": True}
+    with serving(place, SERVED) as server:
+        steps: list[dict[str, Any]] = [*one_by_one(ALL), forget, {"ask": ALL}]
+        # A load inside a step fails on one rank; then one rank has lost its blocks.
+        steps += [forget, {"fail": 1}, {"ask": ALL}, forget, {"evict": 1}, {"ask": ALL}]
+        records = stage.run("ranks", steps, config, tensor_parallel_size=2)
+        *cold, warm, failed, evicted = records
         for record, prompt in zip(cold, ALL, strict=True):
             stage.check(record, prompt)
-        counters = stage.check(warm, *ALL)
-        assert counters["step_loads"] > 0
-        assert counters.get("load_failed_blocks", 0) == 0
+        of_warm, of_failed, of_evicted = (
+            stage.check(record, *ALL) for record in (warm, failed, evicted)
+        )
+        assert of_warm["step_loads"] > 0
+        assert of_warm.get("load_failed_blocks", 0) == 0
+        assert of_failed["load_failed_blocks"] > 0
+        assert of_evicted[EXTERNAL] == of_failed[EXTERNAL]
         alone = stage.run("one rank", [{"ask": [LONG]}], config)
         assert stage.check(alone[0], LONG).get(EXTERNAL, 0) == 0
+        server.close()
+    for segment in place.rglob("segment-*.log"):
+        damage(segment)
+    with serving(place, SERVED):
+        (damaged,) = stage.run("damaged ranks", [{"ask": [LONG]}], config, tensor_parallel_size=2)
+        assert stage.check(damaged, LONG)["load_failed_blocks"] > 0
 
 
 @long_dose
 def test_engines_share_a_server_that_is_killed(stage: Stage) -> None:
     with serving(stage.folder / "shared", SERVED) as server:
         config = direct(server.socket, max_step_load_s=60)
-        stage.run("one", [{"ask": [LONG]}], config)
+        # At the same time. Each one stores what the other one lacks, and loads what it has stored.
+        both = [
+            stage.start(name, [*one_by_one(prompts), {"forget": True}, {"ask": ALL}], config)
+            for name, prompts in (("one", ALL), ("two", ALL[::-1]))
+        ]
+        for engine, prompts in zip(both, (ALL, ALL[::-1]), strict=True):
+            *cold, warm = engine.records()
+            for record, prompt in zip(cold, prompts, strict=True):
+                stage.check(record, prompt)
+            assert stage.check(warm, *ALL)["step_loads"] > 0
+            assert engine.wait() == 0, engine.said()
         steps: list[dict[str, Any]] = [
             {"ask": [LONG]},
             {"pause": True},
             {"forget": True},
             {"ask": [LONG, OTHER]},
         ]
-        engine = stage.start("two", steps, config)
+        engine = stage.start("three", steps, config)
         records = engine.records()
         warm = next(records)
         assert stage.check(warm, LONG)[EXTERNAL] == len(LONG) // BLOCK * BLOCK

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -206,6 +207,58 @@ def test_blocks_of_a_failed_step_load_are_used_by_nobody(make_rig: Callable[...,
     rig.settle()
     assert rig.counts["answered"] == 3
     assert rig.stored([*PROMPT, *range(3 * TOKENS)]) == 13
+
+
+@pytest.mark.parametrize("steps", range(7))
+def test_a_request_is_aborted_before_while_and_after_it_is_loaded(
+    make_rig: Callable[..., Rig], steps: int
+) -> None:
+    """Its blocks are written until the load has ended, and belong to others then."""
+    rig = make_rig(max_step_load_s=1e-9)
+    rig.ask("first", PROMPT)
+    rig.settle()
+    cold(rig)
+    rig.slow_down()
+    ended = rig.ask("ended", PROMPT, answers=20)
+    beside = [*range(2000, 2000 + 8 * TOKENS)]
+    rig.ask("beside", beside)
+    for _ in range(steps):
+        rig.step()
+    rig.abort(ended)
+    for name in "abc":
+        rig.ask(name, [*PROMPT, ord(name), *range(2 * TOKENS)])
+    rig.settle()
+    assert rig.counts["answered"] == 5
+    assert len(rig.pages.free) == 24
+    assert rig.stored(beside) == 8
+
+
+def test_a_load_that_is_refused_is_computed_and_others_may_try_again(
+    make_rig: Callable[..., Rig],
+) -> None:
+    """Too many transfers were queued: that says nothing about its blocks."""
+    rig = make_rig(max_step_load_s=1e-9, failed_load_pause_s=60.0)
+    rig.ask("first", PROMPT)
+    rig.settle()
+    worker = rig.workers[-1]
+    usual = worker._begin_load
+    refused = SimpleNamespace(
+        throttled=True,
+        on_end=lambda _: None,
+        done=lambda: True,
+        wait=lambda: True,
+        result=lambda: 0,
+    )
+    worker._begin_load = lambda job: refused  # type: ignore[method-assign]
+    cold(rig)
+    rig.ask("second", PROMPT, answers=50)
+    while not rig.running:
+        rig.step()
+    worker._begin_load = usual  # type: ignore[method-assign]
+    cold(rig)
+    rig.ask("third", PROMPT)
+    rig.settle()
+    assert rig.counts["waited_blocks"] == 10
 
 
 def test_a_load_under_way_brings_nothing_after_a_reset(make_rig: Callable[..., Rig]) -> None:

@@ -48,6 +48,7 @@ class DirectRequest:
         counted: Whether its blocks were counted as looked up.
         deferred_s: How long it has waited for loads of other requests.
         deferred_at: Since when it waits for one; None if it does not.
+        was_refused: Whether a load of it was not begun: it does not try another one.
         was_short: Whether some of its blocks were not in places: they are not leased again.
         retries: How many of its saves were given up and planned again.
         is_stale: Whether some of its blocks may be of weights that were replaced: none is saved.
@@ -62,6 +63,7 @@ class DirectRequest:
     counted: bool = False
     deferred_s: float = 0.0
     deferred_at: float | None = None
+    was_refused: bool = False
     was_short: bool = False
     retries: int = 0
     is_stale: bool = False
@@ -69,7 +71,8 @@ class DirectRequest:
     def forget_pages(self) -> None:
         """Notes that vLLM took its blocks, and computes all of it again."""
         self.pages.clear()
-        self.next_save, self.is_stale, self.was_short = 0, False, False
+        self.next_save, self.is_stale = 0, False
+        self.was_refused = self.was_short = False
 
     def names_of_blocks(self, hashes_per_block: int, tokens_per_block: int) -> list[bytes]:
         """Returns the names of all full blocks.
@@ -91,8 +94,9 @@ class DirectRequest:
     @property
     def may_load(self) -> bool:
         """Whether blocks may be loaded, as the request and its parameters say."""
-        # vLLM computes all of a prompt for the log-probabilities of its tokens.
-        if getattr(self.request, "skip_reading_prefix_cache", False):
+        # vLLM computes all of a prompt for the log-probabilities of its tokens. After a refusal,
+        # trying again and again may take longer than computing.
+        if self.was_refused or getattr(self.request, "skip_reading_prefix_cache", False):
             return False
         tiers = self._parameters.get("kv_load_tiers")
         return tiers is None or any(one.get("medium") == "STORAGE" for one in tiers)

@@ -327,6 +327,7 @@ class DirectScheduler:
         if loaded == len(job.chain):
             return
         state = load.request
+        state.was_refused |= load.was_refused
         if job.is_in_step:
             # Steps that were planned before this was known have computed from missing blocks.
             self._saves.void()
