@@ -7,7 +7,8 @@ library only.
 
 1. The working tree is never touched; copy and build stay in `target/mutations`.
 2. Only a test that ran and failed has found something: a patch that does not apply or does not
-   build is an error, and so is a suite, or a history, that fails without a bug.
+   build is an error, and so is a suite, or a history, that fails without a bug. An error of one
+   patch does not keep the others from being tried.
 3. What the simulation by its nature cannot see names another test in a line `suite: COMMAND`, a
    command of `cargo`, or of `pytest` in the environment of vLLM. The latter uses the extension that
    the working tree has built.
@@ -72,10 +73,17 @@ class Mutation:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a mutation: what found it, and after how many seconds."""
+    """The result of a mutation.
+
+    Attributes:
+        caught_by: What found it; None if nothing did.
+        seconds: How long that took.
+        problem: Why it could not be tried; empty if it was.
+    """
 
     caught_by: str | None
     seconds: float
+    problem: str = ""
 
 
 def read(patch: Path) -> Mutation:
@@ -240,15 +248,18 @@ def attempt(commands: list[list[str]], tree: Path) -> str | None:
 
 def attempt_mutation(mutation: Mutation, tree: Path) -> Outcome:
     """Plants a bug, sees who finds it, and takes it out again."""
-    started = time.monotonic()
+    started, problem, found = time.monotonic(), "", None
     apply(mutation.patch, tree)
     try:
         found = attempt(mutation.commands, tree)
     except MutationError as error:
-        raise MutationError(f"{mutation.patch.name}: {error}") from error
+        problem = str(error)
     finally:
         apply(mutation.patch, tree, "--reverse")
     seconds = time.monotonic() - started
+    if problem:
+        print(f"  {problem}", flush=True)
+        return Outcome(None, seconds, problem)
     print(f"  {seconds:.0f} s: {found or 'nobody finds it'}", flush=True)
     suite = "sim" if mutation.suite == EXPLORE else mutation.suite
     return Outcome(found and f"{suite}{seed_of(found)}", seconds)
@@ -296,11 +307,16 @@ def report(outcomes: dict[str, Outcome]) -> int:
     width = max(map(len, outcomes), default=0)
     print(f"\n{'mutation':{width}}  {'seconds':>7}  caught by")
     for name, outcome in outcomes.items():
-        print(f"{name:{width}}  {outcome.seconds:7.0f}  {outcome.caught_by or 'NOBODY'}")
-    missed = [name for name, outcome in outcomes.items() if outcome.caught_by is None]
-    caught = len(outcomes) - len(missed)
-    print(json.dumps({"mutations": len(outcomes), "caught": caught, "missed": missed}))
-    return 1 if missed else 0
+        by = "ERROR" if outcome.problem else outcome.caught_by or "NOBODY"
+        print(f"{name:{width}}  {outcome.seconds:7.0f}  {by}")
+    broken = [name for name, outcome in outcomes.items() if outcome.problem]
+    missed = [
+        name for name, outcome in outcomes.items() if not (outcome.caught_by or outcome.problem)
+    ]
+    caught = len(outcomes) - len(missed) - len(broken)
+    counts = {"mutations": len(outcomes), "caught": caught, "missed": missed, "broken": broken}
+    print(json.dumps(counts))
+    return 2 if broken else 1 if missed else 0
 
 
 def main() -> int:

@@ -10,6 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from vllm.distributed.kv_events import BlockRemoved
+from vllm.v1.core.kv_cache_utils import BlockHash, maybe_convert_block_hash
 
 # Tokens and bytes of one of vLLM's blocks, in one layer.
 TOKENS, PAGE = 4, 4096
@@ -39,6 +41,10 @@ class Asked:
     kv_transfer_params: dict[str, Any] | None = None
     pages: list[int] = field(default_factory=list)
     was_preempted: bool = False
+
+    @property
+    def all_token_ids(self) -> list[int]:
+        return self.tokens
 
     @property
     def num_tokens(self) -> int:
@@ -137,6 +143,37 @@ class Caches:
         name = prefix_name(tokens) if is_right else b"noise"
         for rank, cache in enumerate(self.ranks):
             cache[self._names[layer]][:, page] = self.right(name, layer, rank).view(2, -1)
+
+
+class Router:
+    """What a router learns from KV events.
+
+    Attributes:
+        blocks: The tokens of each block that it counts on, from the start of the prompt.
+    """
+
+    def __init__(self) -> None:
+        self.blocks: dict[Any, list[int]] = {}
+        self._known: dict[Any, list[int]] = {None: []}
+
+    def follow(self, events: Sequence[Any]) -> None:
+        for event in events:
+            assert (event.medium, event.group_idx) == ("STORAGE", 0)
+            if isinstance(event, BlockRemoved):
+                for name in event.block_hashes:
+                    del self.blocks[name]
+                continue
+            assert event.block_size == len(event.token_ids)
+            (name,) = event.block_hashes
+            assert name not in self.blocks, "announced twice"
+            tokens = [*self._known[event.parent_block_hash], *event.token_ids]
+            assert name == public_name(tokens)
+            self.blocks[name] = self._known[name] = tokens
+
+
+def public_name(tokens: Sequence[int]) -> Any:
+    """A block's hash as vLLM publishes it."""
+    return maybe_convert_block_hash(BlockHash(prefix_name(tokens)))
 
 
 def scheduler_output(

@@ -26,6 +26,7 @@ from tests.integration.vllm.direct_pages import (
     Asked,
     Caches,
     Pages,
+    Router,
     prefix_name,
     scheduler_output,
 )
@@ -57,6 +58,7 @@ class Rig:
         aborts_in_step: Whether the next step ends a request that it computes.
         hooks_run: Whether steps call the hooks of layers; full CUDA graphs do not.
         counts: What was counted.
+        router: What a router knows.
     """
 
     def __init__(
@@ -74,12 +76,14 @@ class Rig:
             engine_id=str(folder),
             groups=(group_config(TOKENS, NAMES, 0),),
             cache=OffloadingCacheConfig(TOKENS, pages_per_block),
+            enable_kv_cache_events=True,
             parallel=parallel_config(world_size=ranks, tp_size=ranks),
         )
         extra: dict[str, Any] = {
             "path": str(folder),
             "capacity": "64MiB",
             "cpu_bytes_to_use": "8MiB",
+            "enable_kv_events": pages_per_block == 1,
         }
         extra |= {"path_to_engine": "direct", "max_step_load_s": 60.0, **settings}
         self.is_served = str(extra["path"]).startswith(SOCKET_PREFIX)
@@ -101,6 +105,7 @@ class Rig:
         self.remote: dict[str, Asked] = {}
         self.ended_remote: dict[str, Asked] = {}
         self.hooks_run, self.aborts_in_step = True, False
+        self.router = Router()
         self.failing, self.counts = Counter[int](), Counter[str]()
         self._preempted: set[str] = set()
         self._ended: Counter[str] = Counter()
@@ -284,6 +289,7 @@ class Rig:
         self.scheduler.update(
             SimpleNamespace(invalid_block_ids=invalid, kv_connector_worker_meta=report)
         )
+        self.router.follow(self.scheduler.take_events())
         self._end_loads(finished)
         self._answer(requests)
 
@@ -360,8 +366,12 @@ class Rig:
     def settle(self) -> None:
         """Steps until nothing is under way."""
         until = time.monotonic() + PATIENCE_S
-        plans = (self.scheduler._loads, self.scheduler._saves)
-        while self.waiting or self.running or self.remote or any(one.is_busy for one in plans):
+        planned, announcer = (
+            (self.scheduler._loads, self.scheduler._saves),
+            self.scheduler._announcer,
+        )
+        queues = (self.waiting, self.running, self.remote)
+        while any(queues) or any(one.is_busy for one in planned) or announcer.is_pending():
             assert time.monotonic() < until, "the engine does not come to an end"
             self.step()
 

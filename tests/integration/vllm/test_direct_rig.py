@@ -45,6 +45,16 @@ def cold(rig: Rig) -> None:
     rig.pages.cached.clear()
 
 
+def common_blocks(rig: Rig, *documents: list[int]) -> list[list[int]]:
+    """The blocks of documents that all ranks have, as the tokens up to the end of each."""
+    ends = [one[:end] for one in documents for end in range(TOKENS, len(one) + 1, TOKENS)]
+    prefixes = {prefix_name(one): one for one in ends}
+    there = [namespace.peek(list(prefixes)) for namespace in rig.namespaces]
+    return sorted(
+        prefix for prefix, *has in zip(prefixes.values(), *there, strict=True) if all(has)
+    )
+
+
 def test_a_prompt_is_saved_and_loaded_inside_a_step(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig()
     rig.ask("first", PROMPT)
@@ -55,6 +65,43 @@ def test_a_prompt_is_saved_and_loaded_inside_a_step(make_rig: Callable[..., Rig]
     rig.settle()
     assert rig.counts["step_loaded"] == 10
     assert rig.counts["answered"] == 2
+
+
+def test_routers_learn_which_blocks_all_ranks_have(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig()
+    rig.ask("first", PROMPT)
+    rig.settle()
+    assert len(rig.router.blocks) == 10
+    assert sorted(rig.router.blocks.values()) == common_blocks(rig, PROMPT)
+    # On one rank.
+    rig.namespaces[-1].remove([prefix_name(PROMPT[: 3 * TOKENS])])
+    rig.settle()
+    assert len(rig.router.blocks) == 9
+    cold(rig)
+    rig.ask("second", PROMPT)
+    rig.settle()
+    assert len(rig.router.blocks) == 10
+    rig.change_weights()
+    rig.step()
+    assert not rig.router.blocks
+    rig.ask("third", PROMPT)
+    rig.settle()
+    assert sorted(rig.router.blocks.values()) == common_blocks(rig, PROMPT)
+
+
+def test_routers_learn_of_blocks_of_an_earlier_engine(
+    make_rig: Callable[..., Rig], tmp_path: Path
+) -> None:
+    first = make_rig()
+    first.ask("first", PROMPT)
+    first.settle()
+    first.close()
+    second = make_rig(path=str(tmp_path / "store0"))
+    second.ask("second", PROMPT)
+    second.settle()
+    # All but the last one were loaded, and that was found when it was saved.
+    assert second.counts["step_loaded"] + second.counts["waited_blocks"] == 10
+    assert sorted(second.router.blocks.values()) == common_blocks(second, PROMPT)
 
 
 def test_a_longer_prompt_loads_what_it_shares(make_rig: Callable[..., Rig]) -> None:
@@ -383,5 +430,7 @@ def run_history(rig: Rig, choose: random.Random) -> None:
     rig.settle()
     for document in documents:
         rig.stored(document)
+    there = common_blocks(rig, *documents)
+    assert all(block in there for block in rig.router.blocks.values())
     assert len(rig.pages.free) == 24, "blocks leaked"
     assert rig.counts["answered"] > 0

@@ -19,6 +19,7 @@ from tests.unit.stores import chain
 import dalsegno
 from dalsegno.integrations.vllm.direct import space
 from dalsegno.integrations.vllm.direct.planned import PlannedSaves
+from dalsegno.integrations.vllm.direct.requests import DirectRequest
 from dalsegno.integrations.vllm.direct.step import (
     BlockSpace,
     LoadJob,
@@ -54,7 +55,8 @@ class Engine:
         self.worker.register(self.caches)
 
     def save(self, hashes: list[bytes], pages: list[int], first: int = 0) -> SaveJob:
-        return self.saves.add("request", hashes, first, pages)
+        request = DirectRequest(SimpleNamespace(request_id="request"), None)
+        return self.saves.add(request, hashes, first, pages)
 
     def run(
         self, plan: StepPlan, *, computed: int = LAYERS, hooks_run: bool = True, fails: bool = False

@@ -22,6 +22,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.kv_offload.base import OffloadingEvent
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
@@ -120,6 +121,12 @@ def offloading_event(keys: list[bytes], **values: Any) -> Any:
     """Builds vLLM's event of some blocks from the fields that its version has."""
     known = {item.name for item in dataclasses.fields(OffloadingEvent)}
     return OffloadingEvent(keys, **{name: value for name, value in values.items() if name in known})
+
+
+def kv_event(kind: type, **values: Any) -> Any:
+    """Builds vLLM's event of blocks for routers from the fields that its version has."""
+    known = {item.name for item in msgspec.structs.fields(kind)}
+    return kind(**{name: value for name, value in values.items() if name in known})
 
 
 def region_arguments(region: type, spec: Any, rank: int | None) -> dict[str, Any]:

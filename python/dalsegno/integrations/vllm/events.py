@@ -1,4 +1,4 @@
-"""KV events: which blocks of the store a router may count on.
+"""KV events, on both paths: which blocks of the store a router may count on.
 
 1. A block is announced when the store has it, and withdrawn after it left. Between two steps, what
    was published is a subset of the store but for removals that wait in the queues here.
@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from vllm.logger import init_logger
@@ -41,6 +42,24 @@ LATE_S = 0.05
 FEW_BLOCKS = 64
 
 
+def are_on(settings: TierSettings, config: Any) -> bool:
+    """Whether KV events are on, in the settings and in vLLM.
+
+    Args:
+        settings: The tier's settings.
+        config: vLLM's `OffloadingConfig`.
+    """
+    if not settings.enable_kv_events:
+        return False
+    is_on, _ = compat.kv_events(config)
+    if not is_on:
+        logger.warning(
+            "Dalsegno reports no KV events: enable_kv_events is set, but vLLM publishes none. "
+            "Start it with --kv-events-config '{\"enable_kv_cache_events\": true, ...}'."
+        )
+    return is_on
+
+
 def open_events(
     settings: TierSettings, config: Any, locality: Locality | None, meter: Meter
 ) -> KvEvents | None:
@@ -52,15 +71,9 @@ def open_events(
         locality: Where the tier is, in vLLM's terms.
         meter: Counts events.
     """
-    if not settings.enable_kv_events:
+    if not are_on(settings, config):
         return None
-    is_on, names_tokens = compat.kv_events(config)
-    if not is_on:
-        logger.warning(
-            "Dalsegno reports no KV events: enable_kv_events is set, but vLLM publishes none. "
-            "Start it with --kv-events-config '{\"enable_kv_cache_events\": true, ...}'."
-        )
-        return None
+    _, names_tokens = compat.kv_events(config)
     if not names_tokens:
         logger.warning(
             "Dalsegno's KV events name no tokens, so routers drop them: "
@@ -75,7 +88,7 @@ def open_events(
     # to name all blocks of a chunk.
     removal_expected = config.cache.blocks_per_chunk > 1
 
-    def emit(keys: list[bytes], removed: bool) -> Any:  # noqa: FBT001 - vLLM's word
+    def event(keys: list[bytes], *, removed: bool) -> Any:
         return compat.offloading_event(
             keys,
             medium=Medium.STORAGE,
@@ -85,31 +98,50 @@ def open_events(
             removal_expected=removal_expected and not removed,
         )
 
-    return KvEvents(settings.kv_events_keys, emit, meter)
+    form = Form(
+        stored=lambda blocks: [event(list(blocks), removed=False)],
+        removed=lambda keys: [event(keys, removed=True)],
+        peek=peek,
+        groups=lambda opened: {one.id: group for group, one in opened.namespaces.items()},
+    )
+    return KvEvents(settings.kv_events_keys, form, meter)
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a path names its blocks, and what it tells vLLM of them. A key is a hash and a group.
+
+    Attributes:
+        stored: Builds vLLM's events of blocks that are there, by key; the values are those that
+            were given to `KvEvents.announce`.
+        removed: Builds vLLM's events of blocks that left.
+        peek: Returns which keys a store has.
+        groups: Returns the KV-cache groups of the namespaces of a store, by the namespaces' ids.
+    """
+
+    stored: Callable[[Mapping[bytes, Any]], list[Any]]
+    removed: Callable[[list[bytes]], list[Any]]
+    peek: Callable[[Opened, Sequence[bytes]], list[tuple[bytes, bool]]]
+    groups: Callable[[Opened], Mapping[str, int]]
 
 
 class KvEvents:
-    """What is published of one tier, and what is to be published next."""
+    """What is published of one engine, and what is to be published next."""
 
-    def __init__(
-        self,
-        most_keys: int,
-        emit: Callable[[list[bytes], bool], Any],
-        meter: Meter,
-    ) -> None:
+    def __init__(self, most_keys: int, form: Form, meter: Meter) -> None:
         """Starts with nothing published.
 
         Args:
             most_keys: Published keys that are remembered; beyond it no more are announced.
-            emit: Builds vLLM's event of some keys; the second argument says whether they left.
+            form: How blocks are named.
             meter: Counts events.
         """
-        self._most_keys, self._emit, self._meter = most_keys, emit, meter
+        self._most_keys, self._form, self._meter = most_keys, form, meter
         self._published: set[bytes] = set()
         self._doubtful: set[bytes] = set()
         self._removed: set[bytes] = set()
         # In the order of their prompts, as dictionaries keep it.
-        self._stored: dict[bytes, None] = {}
+        self._stored: dict[bytes, Any] = {}
         self._store: Any = None
         self._watch: Any = None
         self._paused = False
@@ -124,20 +156,25 @@ class KvEvents:
             or (self._watch is not None and self._watch.waiting)
         )
 
-    def announce(self, opened: Opened | None, keys: Iterable[bytes]) -> None:
-        """Announces those of some blocks that the store has and that are not published."""
-        fresh = [key for key in keys if not self._is_known(key)]
+    def announce(self, opened: Opened | None, blocks: Mapping[bytes, Any]) -> None:
+        """Announces those of some blocks that the store has and that are not published.
+
+        Args:
+            opened: The store.
+            blocks: What `Form.stored` gets, by key.
+        """
+        fresh = [key for key in blocks if not self.is_known(key)]
         if not fresh or opened is None:
             return
         # First, or a removal between the question and the watch would be missed.
         self._follow(opened)
-        for key, there in peek(opened, fresh):
+        for key, there in self._form.peek(opened, fresh):
             if not there:
                 continue
             if self._remembered() >= self._most_keys:
                 self._meter.count("events_dropped_blocks")
             else:
-                self._stored[key] = None
+                self._stored[key] = blocks[key]
 
     def withdraw_all(self) -> None:
         """Withdraws everything that is published: none of it can be loaded any more."""
@@ -165,16 +202,15 @@ class KvEvents:
         self._removed.difference_update(gone)
         while self._removed and len(gone) < BLOCKS_PER_STEP:
             gone.append(self._removed.pop())
-        new = list(self._stored)
-        self._stored.clear()
+        new, self._stored = self._stored, {}
         # What was lost may be among them.
         (self._doubtful if has_gap else self._published).update(new)
         self._meter.count("events_removed_blocks", len(gone))
         self._meter.count("events_stored_blocks", len(new))
-        events = [self._emit(gone, True)] if gone else []
-        return [*events, self._emit(new, False)] if new else events
+        events = self._form.removed(gone) if gone else []
+        return [*events, *self._form.stored(new)] if new else events
 
-    def _is_known(self, key: bytes) -> bool:
+    def is_known(self, key: bytes) -> bool:
         """Whether a block is published, or about to be."""
         return key in self._published or key in self._doubtful or key in self._stored
 
@@ -204,7 +240,7 @@ class KvEvents:
         if not self._watch.waiting:
             return False
         gone, is_complete = self._watch.take(BLOCKS_PER_STEP)
-        groups = {namespace.id: group for group, namespace in opened.namespaces.items()}
+        groups = self._form.groups(opened)
         for name, hashes in gone.items():
             # Blocks of other namespaces are other engines', or were withdrawn with their epoch.
             if name in groups:
@@ -231,7 +267,8 @@ class KvEvents:
         if self._paused:
             return
         started = time.monotonic()
-        compared = peek(opened, list(itertools.islice(self._doubtful, self._compare_blocks)))
+        some = list(itertools.islice(self._doubtful, self._compare_blocks))
+        compared = self._form.peek(opened, some)
         # The store answers within a bound of its own; what an on-disk index did not find until then
         # may be there.
         is_late = time.monotonic() - started > LATE_S

@@ -289,7 +289,10 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
     def _announce(self, keys: list[bytes]) -> None:
         """Puts blocks that the store has into the next events."""
         if (events := self._events) is not None and keys:
-            self._calls.safely("announce", lambda: events.announce(self._guard.current, keys), None)
+            blocks = dict.fromkeys(keys)
+            self._calls.safely(
+                "announce", lambda: events.announce(self._guard.current, blocks), None
+            )
 
     def take_events(self) -> Iterable[Any]:
         """Returns the KV events of this step."""

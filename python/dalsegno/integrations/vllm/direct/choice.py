@@ -10,6 +10,7 @@ from typing import Any
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from dalsegno.integrations.common.settings import byte_count
+from dalsegno.integrations.vllm import compat
 from dalsegno.integrations.vllm.direct.step import StepReport, Work
 from dalsegno.integrations.vllm.settings import ConnectorSettings
 from dalsegno.paths import SOCKET_PREFIX
@@ -57,9 +58,17 @@ def refusal(
         ),
         "the engine decodes speculatively": getattr(vllm_config, "speculative_config", None),
         "cpu_bytes_to_use is missing, the memory of its pool": not has_pool(settings),
-        "it reports no KV events": settings.enable_kv_events,
+        "its KV events would name chunks of several blocks": (
+            settings.enable_kv_events and has_chunks(vllm_config, kv_cache_config)
+        ),
     }
     return next((reason for reason, applies in reasons.items() if applies), "")
+
+
+def has_chunks(vllm_config: Any, kv_cache_config: Any) -> bool:
+    """Whether a block of the store has several of vLLM's blocks."""
+    config = compat.offloading_config(vllm_config, kv_cache_config)
+    return bool(config.cache.blocks_per_chunk > 1)
 
 
 def has_pool(settings: ConnectorSettings) -> bool:

@@ -171,8 +171,8 @@ class DirectConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._scheduler.bind(kv_cache_manager)
 
     def take_events(self) -> Iterable[Any]:
-        """There are none: an engine with KV events takes the tiered path."""
-        return ()
+        """Returns the KV events of this step."""
+        return () if self._scheduler is None else self._scheduler.take_events()
 
     def get_kv_connector_stats(self) -> Any:
         """Returns what the scheduler's half has counted."""

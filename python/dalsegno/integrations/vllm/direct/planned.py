@@ -158,11 +158,13 @@ class PlannedSave:
 
     Attributes:
         job: What is saved.
+        request: Of which request.
         copied: Whether the workers have copied all layers that have ended.
         puts: What became of its blocks, on the workers that have put them.
     """
 
     job: SaveJob
+    request: DirectRequest
     copied: list[bool] = field(default_factory=list)
     puts: list[tuple[int, int]] = field(default_factory=list)
 
@@ -185,11 +187,13 @@ class PlannedSaves:
         # vLLM's blocks that are being copied.
         self._read: Counter[int] = Counter()
 
-    def add(self, request_id: str, chain: list[bytes], first: int, pages: list[int]) -> SaveJob:
-        """Adds a save; the arguments are those of `SaveJob`."""
+    def add(
+        self, request: DirectRequest, chain: list[bytes], first: int, pages: list[int]
+    ) -> SaveJob:
+        """Adds a save of a request; the other arguments are those of `SaveJob`."""
         self._last += 1
-        job = SaveJob(self._last, request_id, chain, first, pages)
-        self._copying[job.number] = PlannedSave(job)
+        job = SaveJob(self._last, request.request.request_id, chain, first, pages)
+        self._copying[job.number] = PlannedSave(job, request)
         self._read.update(pages)
         return job
 

@@ -45,6 +45,7 @@ class DirectRequest:
         pages: vLLM's blocks, in the order of the prompt.
         offer: What it was promised last.
         next_save: Position of the first block that is neither loaded nor saved.
+        stored_end: Position behind the last block that it has loaded or stored.
         counted: Whether its blocks were counted as looked up.
         deferred_s: How long it has waited for loads of other requests.
         deferred_at: Since when it waits for one; None if it does not.
@@ -60,6 +61,7 @@ class DirectRequest:
     pages: list[int] = field(default_factory=list)
     offer: Offer | None = None
     next_save: int = 0
+    stored_end: int = 0
     counted: bool = False
     deferred_s: float = 0.0
     deferred_at: float | None = None

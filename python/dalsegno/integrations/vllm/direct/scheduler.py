@@ -27,6 +27,7 @@ from vllm.platforms import current_platform
 from dalsegno.integrations.vllm import inputs, metrics
 from dalsegno.integrations.vllm.calls import Calls
 from dalsegno.integrations.vllm.direct import choice, space
+from dalsegno.integrations.vllm.direct.announcing import Announcer
 from dalsegno.integrations.vllm.direct.planned import PlannedLoad, PlannedLoads, PlannedSaves
 from dalsegno.integrations.vllm.direct.requests import DirectRequest, Offer
 from dalsegno.integrations.vllm.direct.space import DirectStore, RankNamespaces
@@ -71,6 +72,7 @@ class DirectScheduler:
         self._saves = PlannedSaves(len(space.names_of_ranks(config)))
         self._store = DirectStore(settings, config, self._void)
         self._calls = Calls(self._meter, self._store.report_poisoned)
+        self._announcer = Announcer(settings, config, self._store.tokens, self._meter)
         self._can_take_back = False
         self._evict: Callable[[set[int]], None] = lambda _: None
         self._has_prefix_cache = vllm_config.cache_config.enable_prefix_caching
@@ -281,7 +283,7 @@ class DirectScheduler:
         for first in range(state.next_save, end, most):
             last = min(first + most, end)
             pages = state.pages[first * each : last * each]
-            plan.saves.append(self._saves.add(state.request.request_id, names[:last], first, pages))
+            plan.saves.append(self._saves.add(state, names[:last], first, pages))
         state.next_save = end
 
     def update(self, output: Any) -> None:
@@ -305,6 +307,8 @@ class DirectScheduler:
             self._end_load(load)
         for save in self._saves.take(report):
             self._loads.forgive(save.job.chain[save.job.first :])
+            # Also of blocks that were there before.
+            self._announce(save.request, save.job.first, len(save.job.chain))
             taken = min(count for count, _ in save.puts)
             self._meter.count("stored_blocks", taken)
             self._meter.count("stored_bytes", taken * self._store.block_bytes * len(save.puts))
@@ -324,6 +328,7 @@ class DirectScheduler:
         self._meter.count("loaded_blocks", loaded)
         self._meter.count("loaded_bytes", sum(load.counts) * self._store.block_bytes)
         self._meter.count("load_failed_blocks", len(job.chain) - loaded)
+        self._announce(load.request, load.first, load.first + loaded)
         if loaded == len(job.chain):
             return
         state = load.request
@@ -337,6 +342,19 @@ class DirectScheduler:
             self._evict(pages)
         state.next_save = min(state.next_save, load.first + loaded)
 
+    def _announce(self, state: DirectRequest, first: int, end: int) -> None:
+        """Lets routers know of blocks of a request, if the store has them."""
+        opened = self._store.opened
+        self._calls.safely(
+            "announce", lambda: self._announcer.announce(opened, state, first, end), None
+        )
+
+    def take_events(self) -> list[Any]:
+        """Returns the KV events of this step."""
+        return self._calls.safely(
+            "take_events", lambda: self._announcer.take(self._store.opened), []
+        )
+
     def finished(self, request: Any) -> None:
         """Forgets a request."""
         state = self._requests.pop(request.request_id, None)
@@ -347,8 +365,9 @@ class DirectScheduler:
             self._calls.safely("touch", functools.partial(namespace.touch, state.names), 0)
 
     def has_work(self) -> bool:
-        """Whether vLLM must keep stepping, so that loads, saves and metrics end."""
-        return self._loads.is_busy or self._saves.is_busy or self._meter.is_stale()
+        """Whether vLLM must keep stepping, so that loads, saves, events and metrics end."""
+        is_busy = self._loads.is_busy or self._saves.is_busy
+        return is_busy or self._meter.is_stale() or self._announcer.is_pending()
 
     def reset(self) -> None:
         """Forgets every block: vLLM's caches are reset, as its weights may have changed."""
@@ -357,6 +376,7 @@ class DirectScheduler:
         for state in self._requests.values():
             # Unless it is preempted now.
             state.is_stale = bool(state.pages or state.next_save)
+        self._announcer.withdraw_all()
         has_puts = self._saves.is_busy
         self._calls.safely("reset_cache", lambda: self._store.renew(has_puts=has_puts), None)
 
