@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from dalsegno.integrations.vllm import demo_engine
@@ -49,7 +51,7 @@ def run(spec: dict[str, Any], orders: Connection, answers: Connection) -> None:
         elif "forget" in step:
             assert llm.reset_prefix_cache()
         elif "fail" in step:
-            llm.collective_rpc("fail_next_load", args=(step["fail"],))
+            Path(os.environ["FAIL_LOAD_OF"]).write_text(str(step["fail"]))
         elif "evict" in step:
             engine.evict(step["evict"])
         else:
@@ -79,25 +81,29 @@ def count_hooks() -> Counter[str]:
     return counts
 
 
-class FailingWorker:
-    """What is added to each of vLLM's workers."""
+def fail_loads(file: Path) -> None:
+    """Lets a load of this process fail if its rank is in the file, which is removed."""
+    from dalsegno.integrations.vllm.direct.worker import DirectWorker
 
-    rank: int
+    usual = DirectWorker._begin_load
 
-    def fail_next_load(self, rank: int) -> None:
-        """Lets the next load of a rank fail."""
-        from vllm.distributed.kv_transfer import get_kv_transfer_group
-
-        if self.rank != rank:
-            return
-        worker = get_kv_transfer_group()._works
-        usual = worker._begin_load
-
-        def fail(job: Any) -> Any:
-            worker._begin_load = usual
+    def begin(self: DirectWorker, job: Any) -> Any:
+        if file.is_file() and file.read_text() == str(self._space._rank):
+            file.unlink()
             raise RuntimeError(f"a planted failure of load {job.number}")
+        return usual(self, job)
 
-        worker._begin_load = fail
+    DirectWorker._begin_load = begin  # type: ignore[method-assign]
+
+
+class FailingWorker:
+    """What vLLM adds to each of its workers: a file that names a rank lets its next load fail.
+
+    No call of vLLM could say so: Dalsegno would believe that it changes the weights.
+    """
+
+    if (_file := Path(os.environ.get("FAIL_LOAD_OF", ""))).name:
+        fail_loads(_file)
 
 
 class Engine:

@@ -74,6 +74,7 @@ class Stage:
             "XDG_CACHE_HOME": str(self.folder / "cache"),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_NUM_THREADS": "1",
+            "FAIL_LOAD_OF": str(self.folder / "failing rank"),
         }
         return Program(direct_engine.run, spec, **environment)
 

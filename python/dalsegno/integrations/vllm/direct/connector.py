@@ -170,6 +170,11 @@ class DirectConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if self._scheduler is not None:
             self._scheduler.bind(kv_cache_manager)
 
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        """Takes vLLM's own blocks, in versions that offer no more than these."""
+        if self._scheduler is not None:
+            self._scheduler.bind(gpu_block_pool)
+
     def take_events(self) -> Iterable[Any]:
         """Returns the KV events of this step."""
         return () if self._scheduler is None else self._scheduler.take_events()

@@ -87,7 +87,7 @@ class DirectScheduler:
         """Takes vLLM's own cache: only if blocks can be taken out of it may step loads fail.
 
         Args:
-            cache: vLLM's `KVCacheManager`.
+            cache: vLLM's `KVCacheManager`, or its `BlockPool`.
         """
         evict = getattr(cache, "evict_blocks", None)
         if evict is not None:
