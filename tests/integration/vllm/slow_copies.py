@@ -51,6 +51,16 @@ class SlowTransfer:
         return bool(self._begin().throttled)
 
 
+class LateTransfer(SlowTransfer):
+    """A load that nobody can wait long enough for, and that ends even though it was cancelled."""
+
+    def wait_layer(self, layer: int, *, timeout_s: float | None = None) -> Any:
+        del layer, timeout_s
+
+    def cancel(self) -> None:
+        """It is too late for that."""
+
+
 class SlowWriter:
     """A put by layer."""
 

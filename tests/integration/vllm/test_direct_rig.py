@@ -19,6 +19,7 @@ pytest.importorskip("vllm")
 from tests.dose import dose
 from tests.integration.vllm.direct_pages import TOKENS, prefix_name
 from tests.integration.vllm.direct_rig import Rig
+from tests.integration.vllm.slow_copies import LateTransfer
 from tests.served import ServerProcess, serving
 
 pytestmark = pytest.mark.engine
@@ -233,6 +234,20 @@ def test_a_failed_step_load_is_computed_and_nothing_wrong_is_saved(
     cold(rig)
     # On one rank. What the others compute is wrong, too.
     rig.failing[rig.ranks - 1] = 1
+    rig.ask("second", PROMPT)
+    rig.settle()
+    assert rig.counts["taken_back"] > 0
+    assert rig.stored(PROMPT) == 10
+
+
+def test_a_step_load_that_comes_too_late_is_computed(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig()
+    rig.ask("first", PROMPT)
+    rig.settle()
+    cold(rig)
+    worker = rig.workers[-1]
+    usual = worker._begin_load
+    worker._begin_load = lambda job: LateTransfer(lambda: usual(job))  # type: ignore[method-assign]
     rig.ask("second", PROMPT)
     rig.settle()
     assert rig.counts["taken_back"] > 0

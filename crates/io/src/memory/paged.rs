@@ -374,14 +374,14 @@ mod tests {
 
     #[test]
     fn a_slice_has_the_parts_of_its_pages_in_order_and_is_taken_once() {
-        // Keys of four pages, then values of four pages.
-        let memory = Paged::zeroed(2, 80, 4, shape(10, &[(0, 10), (40, 10)], 2)).unwrap();
+        // Keys of four pages, then values of four pages, with gaps between the pages.
+        let memory = Paged::zeroed(2, 96, 4, shape(12, &[(0, 10), (48, 10)], 2)).unwrap();
         let start = memory.layers[1].as_ptr() as usize;
         let blocks = memory.blocks(vec![3, 0, 1, 2]).unwrap();
         assert_eq!((blocks.len(), blocks.slice_bytes()), (2, 40));
         let slice = blocks.take_slice(0, 1).unwrap();
         let offsets: Vec<_> = slice.iter().map(|piece| piece.address() - start).collect();
-        assert_eq!(offsets, [30, 70, 0, 40]);
+        assert_eq!(offsets, [36, 84, 0, 48]);
         assert!(blocks.take_slice(0, 1).is_none() && blocks.take_slice(0, 0).is_some());
         assert!(blocks.read_slice(0, 1).is_none(), "the pages are filled");
         drop((slice, blocks));
