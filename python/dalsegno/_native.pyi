@@ -832,8 +832,9 @@ class Server:
     """A store that this process owns and shares with others, over a socket.
 
     ``dalsegno serve`` runs one. Others open the store by its directory, or as ``unix:`` and the
-    path of the socket. ``stopped`` is called several times a second while the system provides the
-    memory of the pool; if it returns true, the start fails.
+    path of the socket. A process may lease a ``lease_share`` of the pool, an eighth by default.
+    ``stopped`` is called several times a second while the system provides the memory of the pool;
+    if it returns true, the start fails.
     """
 
     def __new__(
@@ -844,6 +845,7 @@ class Server:
         socket: str | PathLike[str] | None = None,
         pool_file: str | PathLike[str] | None = None,
         tenants: Sequence[tuple[str, AbstractSet[int]]] = ...,
+        lease_share: float | None = None,
         stopped: Callable[[], bool] | None = None,
     ) -> Self: ...
     @property

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use dalsegno_serve::{Presence, Server, Tenant, explained, server_of, socket_of};
+use dalsegno_serve::{LeaseShare, Presence, Server, Tenant, explained, server_of, socket_of};
 use dalsegno_store::{Backing, Config, Error, Pool, Result, StopSignal};
 use pyo3::prelude::*;
 
@@ -15,8 +15,9 @@ use crate::log;
 /// A store that this process owns and shares with others, over a socket.
 ///
 /// ``dalsegno serve`` runs one. Others open the store by its directory, or as ``unix:`` and the
-/// path of the socket. ``stopped`` is called several times a second while the system provides the
-/// memory of the pool; if it returns true, the start fails.
+/// path of the socket. A process may lease a ``lease_share`` of the pool, an eighth by default.
+/// ``stopped`` is called several times a second while the system provides the memory of the pool;
+/// if it returns true, the start fails.
 #[pyclass(name = "Server", module = "dalsegno._native", frozen)]
 pub(crate) struct PyServer {
     server: Server,
@@ -29,15 +30,15 @@ type TenantUsers = (String, BTreeSet<u32>);
 impl PyServer {
     #[new]
     #[pyo3(
-        signature = (path, config_json, *, socket=None, pool_file=None, tenants=Vec::new(), stopped=None)
+        signature = (path, config_json, *, socket=None, pool_file=None, tenants=Vec::new(), lease_share=None, stopped=None)
     )]
     fn new(
-        py: Python<'_>,
         path: LocalPath,
         config_json: &str,
         socket: Option<LocalPath>,
         pool_file: Option<LocalPath>,
         tenants: Vec<TenantUsers>,
+        lease_share: Option<f64>,
         stopped: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
         let path = path.directory()?;
@@ -46,8 +47,11 @@ impl PyServer {
             None => socket_of(&path),
         };
         let stop = stopped.map_or_else(StopSignal::default, stop_signal);
-        let wanted = Wanted { path, socket, pool_file, tenants, stop };
-        Ok(Self { server: py.detach(|| wanted.start(config_json)).or_raise()? })
+        let share =
+            lease_share.map_or_else(|| Ok(LeaseShare::default()), LeaseShare::new).or_raise()?;
+        let wanted = Wanted { path, socket, pool_file, tenants, share, stop };
+        let started = Python::attach(|py| py.detach(|| wanted.start(config_json)));
+        Ok(Self { server: started.or_raise()? })
     }
 
     /// Path of the socket.
@@ -118,6 +122,7 @@ struct Wanted {
     socket: PathBuf,
     pool_file: Option<LocalPath>,
     tenants: Vec<TenantUsers>,
+    share: LeaseShare,
     stop: StopSignal,
 }
 
@@ -140,7 +145,7 @@ impl Wanted {
             Ok(Tenant { name: name.clone(), uids: uids.clone(), pool })
         };
         let tenants = self.tenants.iter().map(open_tenant).collect::<Result<_>>()?;
-        Server::start(&self.socket, &self.path, pool, tenants)
+        Server::start(&self.socket, &self.path, pool, tenants, self.share)
     }
 
     fn backing(&self, tenant: Option<&str>) -> Backing {

@@ -36,7 +36,7 @@ mod session;
 mod simulation;
 mod wire;
 
-pub use account::{AccountStats, Bound, Bounds};
+pub use account::{AccountStats, Bound, Bounds, LeaseShare};
 pub use client::{Allocation, Client, ServedLease, ServedWatch};
 pub use handle::{Handle, HandleLease, HandleWatch};
 pub use place::{SOCKET_PREFIX, socket_of};

@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use serde::Serialize;
 
 use crate::accept::accept;
-use crate::account::{Bounds, ClientLines};
+use crate::account::{Bounds, ClientLines, LeaseShare};
 use crate::place::record_of;
 use crate::serving::{Offer, Serving, Tenant, TenantStats};
 
@@ -64,12 +64,19 @@ impl Server {
         Listener::check(path, &record_of(directory)).map_err(|error| not_served(path, error))
     }
 
-    /// Serves `pool`, whose store is in `directory`, on the socket `path`; each of `tenants` gets a pool of its own.
+    /// Serves `pool`, whose store is in `directory`, on the socket `path`; each of `tenants` gets a pool of its own. A
+    /// process may lease a `share` of its pool.
     ///
     /// # Errors
     ///
     /// `Unavailable` if something else is at `path`, or the system refuses.
-    pub fn start(path: &Path, directory: &Path, pool: Pool, tenants: Vec<Tenant>) -> Result<Self> {
+    pub fn start(
+        path: &Path,
+        directory: &Path,
+        pool: Pool,
+        tenants: Vec<Tenant>,
+        share: LeaseShare,
+    ) -> Result<Self> {
         let listener =
             Listener::bind(path, &record_of(directory)).map_err(|error| not_served(path, error))?;
         let everybody = Tenant { name: String::new(), uids: BTreeSet::new(), pool };
@@ -77,7 +84,7 @@ impl Server {
         let sessions = allowed_sessions(&tenants);
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         let lines = Arc::<ClientLines>::default();
-        let offer = |tenant| Offer::new(tenant, sessions, &clock, &lines);
+        let offer = |tenant| Offer::new(tenant, sessions, share, &clock, &lines);
         let offers = tenants.into_iter().map(offer).collect::<Result<_>>()?;
         let shared = Arc::new(Serving {
             offers,

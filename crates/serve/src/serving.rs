@@ -9,7 +9,7 @@ use dalsegno_core::{Clock, Result};
 use dalsegno_store::{Pool, PoolUse};
 use serde::Serialize;
 
-use crate::account::{AccountStats, Accounts, Bounds, ClientLines};
+use crate::account::{AccountStats, Accounts, Bounds, ClientLines, LeaseShare};
 
 /// How often a thread that waits looks whether the server closes.
 pub(crate) const POLL: Duration = Duration::from_millis(200);
@@ -77,11 +77,13 @@ impl Offer {
     pub(crate) fn new(
         tenant: Tenant,
         sessions: u64,
+        share: LeaseShare,
         clock: &Arc<dyn Clock>,
         lines: &Arc<ClientLines>,
     ) -> Result<Self> {
         let (pool, store) = (tenant.pool.usage()?.capacity_bytes, tenant.pool.store());
-        let bounds = Bounds::of_pool(pool, store.limits().namespace_count.into(), sessions);
+        let bounds = Bounds::of_pool(pool, store.limits().namespace_count.into(), sessions)
+            .with_lease_share(pool, share);
         let known = store.namespaces()?.len() as u64;
         let accounts = Accounts::new(bounds, known, Arc::clone(clock), Arc::clone(lines));
         Ok(Self { tenant, accounts })

@@ -62,6 +62,10 @@ _Tenants = Annotated[
     list[str] | None,
     typer.Option(metavar="GROUP=UIDS", help="Give users a store and a pool of their own."),
 ]
+_LeaseShare = Annotated[
+    float | None,
+    typer.Option(help="Share of the pool that a process may lease, at most 0.25. Default: 0.125."),
+]
 
 
 def serve(  # noqa: PLR0913 - one argument for each option
@@ -80,6 +84,7 @@ def serve(  # noqa: PLR0913 - one argument for each option
         typer.Option("--set", metavar="NAME=VALUE", help="Another setting of the store."),
     ] = None,
     tenant: _Tenants = None,
+    lease_share: _LeaseShare = None,
     metrics: _Metrics = None,
     ready: Annotated[
         bool, typer.Option("--ready", help="Only say whether a server answers there.")
@@ -113,7 +118,12 @@ def serve(  # noqa: PLR0913 - one argument for each option
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     output.queue_streams()
     dalsegno.show_events("info")
-    options = {"socket": socket, "pool_file": pool_file, "tenants": tenants}
+    options = {
+        "socket": socket,
+        "pool_file": pool_file,
+        "tenants": tenants,
+        "lease_share": lease_share,
+    }
     if server := _started(directory, settings, options):
         _run(directory, server, at, settings.get("far"))
 
@@ -229,8 +239,9 @@ def _is_stopped() -> bool:
 def _in_options(error: DalsegnoError) -> DalsegnoError:
     """The error with the options of this command in the place of settings."""
     own = {"dram": "pool", "capacity": "capacity", "far": "far", "far_capacity": "far-capacity"}
+    own["lease_share"] = "lease-share"
     text = str(error).replace("a DRAM tier", "a pool")
-    names = "|".join(map(re.escape, dalsegno.config_keys()))
+    names = "|".join(map(re.escape, [*dalsegno.config_keys(), "lease_share"]))
 
     def option(found: re.Match[str]) -> str:
         name = found["name"]

@@ -1,11 +1,11 @@
 """A real vLLM engine that publishes KV events, taken through everything that changes its store.
 
 It runs in a process of its own (`processes.Program`). The spec has `model`, `document`, `store` (a
-directory), `sockets` (a folder), `result` (a file) and `only_fill`: whether the engine only stores
-the document, for one that comes after it. After each stage it notes which of the blocks that it
-stored or loaded the store has, and the number of the last batch of events. At the end it asks
-vLLM's publisher for every batch again, as a consumer does that missed some, and writes both to the
-result.
+directory), `path_to_engine`, `sockets` (a folder), `result` (a file) and `only_fill`: whether the
+engine only stores the document, for one that comes after it. After each stage it notes which of the
+blocks that it stored or loaded the store has, and the number of the last batch of events. At the
+end it asks vLLM's publisher for every batch again, as a consumer does that missed some, and writes
+both to the result.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CAPACITY_BLOCKS = 120
 QUEUE_BLOCKS = 24
 
 
-def connector(path: str) -> dict[str, Any]:
+def connector(path: str, path_to_engine: str) -> dict[str, Any]:
     """The flat configuration, with events."""
     return {
         "kv_connector": "DalsegnoConnector",
@@ -34,6 +34,7 @@ def connector(path: str) -> dict[str, Any]:
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {
             "path": path,
+            "path_to_engine": path_to_engine,
             "capacity": CAPACITY_BLOCKS * BLOCK_BYTES,
             "cpu_bytes_to_use": 40 * BLOCK_BYTES,
             "enable_kv_events": True,
@@ -42,8 +43,58 @@ def connector(path: str) -> dict[str, Any]:
     }
 
 
+class Tiered:
+    """What is seen of the tiered path."""
+
+    def __init__(self, connector: Any, touched: set[bytes]) -> None:
+        self._tier = connector.connector_scheduler.manager.secondary_tiers[0]
+        mover = self._tier._mover
+        result = mover.result
+
+        def recorded(job: Any, **options: Any) -> Any:
+            made = result(job, **options)
+            touched.update(key[:32] for key in job.kept)
+            return made
+
+        mover.result = recorded
+
+    def space(self) -> Any:
+        """The namespace of the only KV-cache group, now."""
+        return self._tier._backend.current.namespaces[0]
+
+    def published(self) -> list[bytes]:
+        """The blocks that are published."""
+        return [key[:32] for key in self._tier._events._published]
+
+
+class Direct:
+    """What is seen of the direct path."""
+
+    def __init__(self, connector: Any, touched: set[bytes]) -> None:
+        self._scheduler = connector._schedules
+        announcer = self._scheduler._announcer
+        announce = announcer.announce
+
+        def recorded(opened: Any, state: Any, first: int, end: int) -> None:
+            touched.update(state.names[first:end])
+            announce(opened, state, first, end)
+
+        announcer.announce = recorded
+
+    def space(self) -> Any:
+        """The namespace of the only rank, now."""
+        return self._scheduler._store.ranks[0]
+
+    def published(self) -> list[bytes]:
+        """The blocks that are published."""
+        return [key[:32] for key in self._scheduler._announcer._events._published]
+
+
+PATHS: dict[str, type[Tiered] | type[Direct]] = {"tiered": Tiered, "direct": Direct}
+
+
 class Engine:
-    """The engine, its tier, and what was seen of both."""
+    """The engine, and what was seen of it."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
         from vllm import LLM, SamplingParams
@@ -64,7 +115,7 @@ class Engine:
             max_num_seqs=4,
             num_gpu_blocks_override=ENGINE_BLOCKS,
             disable_log_stats=False,
-            kv_transfer_config=connector(spec["store"]),
+            kv_transfer_config=connector(spec["store"], spec["path_to_engine"]),
             kv_events_config=KVEventsConfig(
                 enable_kv_cache_events=True,
                 publisher="zmq",
@@ -75,23 +126,10 @@ class Engine:
         )
         core: Any = self._llm.llm_engine.engine_core.engine_core
         self.scheduler = core.scheduler
-        self.tier = self.scheduler.connector.connector_scheduler.manager.secondary_tiers[0]
         self.touched: set[bytes] = set()
+        self.seen = PATHS[spec["path_to_engine"]](self.scheduler.connector, self.touched)
         self.stages: list[dict[str, Any]] = []
         self.counters: dict[str, float] = {}
-        self._record()
-
-    def _record(self) -> None:
-        """Notes which blocks every job stored or loaded."""
-        mover = self.tier._mover
-        result = mover.result
-
-        def recorded(job: Any, **options: Any) -> Any:
-            made = result(job, **options)
-            self.touched.update(job.kept)
-            return made
-
-        mover.result = recorded
 
     def ask(self, *prompts: str, load_tiers: list[dict[str, str]] | None = None) -> list[Any]:
         """Answers prompts together; `load_tiers` are those that they may load from."""
@@ -110,9 +148,9 @@ class Engine:
     def note(self, name: str) -> None:
         """Ends a stage: settles, and notes what the store has of what was stored or loaded."""
         self.settle()
-        keys = sorted(self.touched)
-        there = self.space().contains([key[:32] for key in keys])
-        present = [key[:32].hex() for key, one in zip(keys, there, strict=True) if one]
+        names = sorted(self.touched)
+        there = self.seen.space().contains(names)
+        present = [name.hex() for name, one in zip(names, there, strict=True) if one]
         publisher = self.scheduler.kv_event_publisher
         end = time.monotonic() + 10
         while publisher._event_queue.unfinished_tasks and time.monotonic() < end:
@@ -121,7 +159,7 @@ class Engine:
             {
                 "stage": name,
                 "present": present,
-                "touched": len(keys),
+                "touched": len(names),
                 "batches": publisher._buffer[-1][0] + 1 if publisher._buffer else 0,
                 "counters": self._counters(),
             }
@@ -134,10 +172,6 @@ class Engine:
                 name = metric.name.removeprefix(demo_engine.STORE_METRICS)
                 self.counters[name] = metric.value
         return dict(self.counters)
-
-    def space(self) -> Any:
-        """The namespace of the only KV-cache group, now."""
-        return self.tier._backend.current.namespaces[0]
 
     def spoil(self) -> None:
         """Overwrites parts of every segment, as a failing disk does."""
@@ -202,8 +236,7 @@ def run(spec: dict[str, Any], *_: Connection) -> None:
     for prompt in (others[-5], others[-4], others[-3]):
         engine.ask(prompt)
     engine.note("quarantined")
-    gone = [key[:32] for key in sorted(engine.tier._events._published)]
-    engine.space().remove(gone[: QUEUE_BLOCKS + 8])
+    engine.seen.space().remove(sorted(engine.seen.published())[: QUEUE_BLOCKS + 8])
     engine.ask("Something short that makes the engine step.")
     engine.note("overflow")
     engine._llm.reset_prefix_cache(reset_connector=True)

@@ -61,8 +61,11 @@ def listen(endpoint: str, stop: threading.Event, live: dict[int, bytes]) -> None
                 live[int.from_bytes(number, "big")] = payload
 
 
-@pytest.fixture(scope="module")
-def recording(tmp_path_factory: pytest.TempPathFactory, small: Path) -> Recording:
+# CI runs a small engine around the direct path instead (test_direct_rig.py).
+@pytest.fixture(scope="module", params=["tiered", "direct"][: dose(1, 2)])
+def recording(
+    tmp_path_factory: pytest.TempPathFactory, small: Path, request: pytest.FixtureRequest
+) -> Recording:
     folder = tmp_path_factory.mktemp("events")
     document = folder / "document.txt"
     document.write_text(primer.document()[:6000], encoding="utf-8")
@@ -70,6 +73,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory, small: Path) -> Recordin
         "model": str(small),
         "document": str(document),
         "store": str(folder / "store"),
+        "path_to_engine": request.param,
         "sockets": str(folder),
         "result": str(folder / "result.json"),
     }

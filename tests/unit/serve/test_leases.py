@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 from tests.contract.subjects import chain, contents
-from tests.served import ServerProcess
+from tests.served import ServerProcess, serving
 from tests.unit.serve.blocks import BLOCK_BYTES, COUNT, HASHES, Blocks, opened, wait_until
+
+import dalsegno
 
 
 def test_leased_bytes_are_those_of_the_blocks_and_cannot_be_written(
@@ -51,6 +56,22 @@ def test_one_process_leases_at_most_its_share(server: ServerProcess, blocks: Blo
         with opened(server.socket) as other, other.space.lease(HASHES) as third:
             # It is the same process.
             assert len(third) == 0
+
+
+def test_the_share_of_a_process_is_an_option_of_the_server(tmp_path: Path) -> None:
+    many = chain(60, "many")
+    with serving(tmp_path / "store", lease_share=0.05) as server, opened(server.socket) as blocks:
+        assert blocks.space.put_batch(many, contents(many, BLOCK_BYTES)).failed == 0
+        share = server.tenant()["pool_bytes"] // 20
+        with blocks.space.lease(many) as lease:
+            assert lease.truncated
+            assert share - 2 * BLOCK_BYTES < server.tenant()["view_bytes"] <= share
+
+
+@pytest.mark.parametrize("share", [0.0, -1.0, 0.26, float("nan")])
+def test_a_share_that_leaves_too_little_is_refused(tmp_path: Path, share: float) -> None:
+    with pytest.raises(dalsegno.InvalidError, match=r"lease_share is .*at most 0\.25"):
+        dalsegno.Server(tmp_path / "store", "{}", lease_share=share)
 
 
 def test_a_lease_ends_although_its_client_was_closed(server: ServerProcess, blocks: Blocks) -> None:

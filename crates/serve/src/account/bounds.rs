@@ -5,6 +5,8 @@
 
 use std::time::Duration;
 
+use dalsegno_core::{Error, Result};
+
 /// How long blocks stay in their places for a client that copies them.
 pub(crate) const COPY_LEASE: Duration = Duration::from_secs(2);
 
@@ -60,6 +62,42 @@ pub struct Bounds {
     pub namespaces: Bound,
 }
 
+/// The share of a pool that one process may lease in place.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LeaseShare(f64);
+
+impl LeaseShare {
+    /// Half of the pool may be leased in place, and a process takes no more than it leaves.
+    const MOST: f64 = 0.25;
+
+    /// A share of `part`.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` if it is not above 0 and at most a quarter.
+    pub fn new(part: f64) -> Result<Self> {
+        if part > 0.0 && part <= Self::MOST {
+            return Ok(Self(part));
+        }
+        let most = Self::MOST;
+        Err(Error::invalid(format!(
+            "lease_share is {part}; it must be above 0 and at most {most}, as processes together may lease half of \
+             the pool"
+        )))
+    }
+
+    #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    fn of(self, pool_bytes: u64) -> u64 {
+        (pool_bytes as f64 * self.0) as u64
+    }
+}
+
+impl Default for LeaseShare {
+    fn default() -> Self {
+        Self(0.125)
+    }
+}
+
 impl Bounds {
     /// Most connections of a tenant.
     pub const SESSIONS: u64 = 512;
@@ -76,6 +114,13 @@ impl Bounds {
             watched_blocks: Bound { all: 1 << 21, process: 1 << 19 },
             namespaces: Bound { all: namespaces, process: namespaces / 8 * 3 },
         }
+    }
+
+    /// The same with another bound of a process on leases in a pool of `pool_bytes`.
+    #[must_use]
+    pub fn with_lease_share(self, pool_bytes: u64, share: LeaseShare) -> Self {
+        let view_bytes = Bound { process: share.of(pool_bytes), ..self.view_bytes };
+        Self { view_bytes, ..self }
     }
 
     pub(crate) fn of(&self, resource: Resource) -> Bound {

@@ -22,7 +22,7 @@ pub use self::accounts::AccountStats;
 pub(crate) use self::accounts::Accounts;
 pub(crate) use self::book::NO_LEASE;
 pub(crate) use self::bounds::COPY_LEASE;
-pub use self::bounds::{Bound, Bounds};
+pub use self::bounds::{Bound, Bounds, LeaseShare};
 pub(crate) use self::client_lines::{ClientLines, NO_USER};
 pub(crate) use self::grant::{Account, Grant, WatchShare};
 pub(crate) use self::seat::ClientId;

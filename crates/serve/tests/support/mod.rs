@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use dalsegno_core::Clock;
 use dalsegno_io::{Backing, SystemClock};
-use dalsegno_serve::{Client, ServedLease, Server, socket_of};
+use dalsegno_serve::{Client, LeaseShare, ServedLease, Server, socket_of};
 use dalsegno_store::{
     ChainHash, Config, DramAdmission, KvLayout, Namespace, Pool, Put, PutReport, RegisterOptions,
     Scope, Terms, lend,
@@ -41,7 +41,14 @@ impl Place {
 
     pub(crate) fn serve(&self) -> Server {
         let directory = self.directory();
-        Server::start(&socket_of(&directory), &directory, self.pool(), Vec::new()).unwrap()
+        Server::start(
+            &socket_of(&directory),
+            &directory,
+            self.pool(),
+            Vec::new(),
+            LeaseShare::default(),
+        )
+        .unwrap()
     }
 
     pub(crate) fn client(&self) -> Client {
