@@ -30,7 +30,10 @@ type TenantUsers = (String, BTreeSet<u32>);
 impl PyServer {
     #[new]
     #[pyo3(
-        signature = (path, config_json, *, socket=None, pool_file=None, tenants=Vec::new(), lease_share=None, stopped=None)
+        signature = (
+            path, config_json, *, socket=None, pool_file=None, tenants=Vec::new(), lease_share=None,
+            stopped=None
+        )
     )]
     fn new(
         path: LocalPath,

@@ -12,6 +12,7 @@ import pytest
 
 if TYPE_CHECKING:
     from tests.integration.manual_store import ManualStore
+    from tests.integration.vllm.direct_rig import Rig
     from tests.integration.vllm.tiers import Primary
 
     from dalsegno.integrations.vllm.tier import DalsegnoTier
@@ -43,6 +44,23 @@ def computed(tmp_path_factory: pytest.TempPathFactory, small: Path) -> list[list
 
     with engines(tmp_path_factory.mktemp("computed"), small, oracle=None) as alone:
         return [alone["oracle"].ask()["token_ids"] for _ in QUESTIONS]
+
+
+@pytest.fixture(params=[1, 2], ids=["one-rank", "two-ranks"])
+def make_rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Rig]]:
+    """Makes small engines around the direct path, and closes them."""
+    from tests.integration.vllm.direct_rig import Rig
+
+    opened: list[Rig] = []
+
+    def make(**settings: Any) -> Rig:
+        rig = Rig(tmp_path / f"store{len(opened)}", ranks=request.param, **settings)
+        opened.append(rig)
+        return rig
+
+    yield make
+    for rig in opened:
+        rig.close()
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -174,6 +174,39 @@ class Router:
 def public_name(tokens: Sequence[int]) -> Any:
     """A block's hash as vLLM publishes it."""
     return maybe_convert_block_hash(BlockHash(prefix_name(tokens)))
+
+
+def take_back(
+    remote: Iterable[Asked], requests: Iterable[Asked], tokens: dict[str, int], invalid: set[int]
+) -> set[str]:
+    """Takes back what was computed from blocks that were not loaded, as vLLM does.
+
+    Only the first of several requests with such a block computes it again, and the block stays in
+    vLLM's own cache.
+
+    Args:
+        remote: Requests that wait for loads.
+        requests: Those that were computed.
+        tokens: How many tokens of each were computed.
+        invalid: The blocks.
+
+    Returns:
+        The names of the computed requests with such blocks.
+    """
+    for one in remote:
+        bad = next((at for at, page in enumerate(one.pages) if page in invalid), None)
+        if bad is not None:
+            one.num_computed_tokens = min(one.num_computed_tokens, bad * TOKENS)
+    marked, taken = set[int](), set[str]()
+    for one in requests:
+        before = one.num_computed_tokens - tokens[one.request_id]
+        of_load = [at for at in range(-(-before // TOKENS)) if one.pages[at] in invalid]
+        own = [at for at in of_load if one.pages[at] not in marked]
+        marked |= {one.pages[at] for at in own}
+        if of_load:
+            taken.add(one.request_id)
+            one.num_computed_tokens = own[0] * TOKENS if own else before
+    return taken
 
 
 def scheduler_output(

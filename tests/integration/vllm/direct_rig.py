@@ -29,6 +29,7 @@ from tests.integration.vllm.direct_pages import (
     Router,
     prefix_name,
     scheduler_output,
+    take_back,
 )
 from tests.integration.vllm.slow_copies import SlowNamespace
 from vllm.v1.kv_offload.config import OffloadingCacheConfig
@@ -161,6 +162,10 @@ class Rig:
         self._preempted.add(request.request_id)
         self.waiting.insert(0, request)
 
+    def forget(self) -> None:
+        """Lets the engine forget its own blocks."""
+        self.pages.cached.clear()
+
     @property
     def holds_loaded(self) -> bool:
         """Whether requests that do not run have blocks."""
@@ -170,7 +175,7 @@ class Rig:
         """Updates the weights and resets all caches, as vLLM does if no blocks are being loaded."""
         for one in list(self.running):
             self.preempt(one)
-        self.pages.cached.clear()
+        self.forget()
         self.caches.weights += 1
         self.scheduler.reset()
 
@@ -284,7 +289,10 @@ class Rig:
             # vLLM ends it before it looks at what the step reports.
             self.aborts_in_step = False
             self.abort(requests.pop(0))
-        self._take(requests, right, tokens, invalid)
+        taken = take_back(self.remote.values(), requests, tokens, invalid)
+        self.counts["taken_back"] += len(taken)
+        for name in right.keys() & {one.request_id for one in requests} - taken:
+            assert right[name], f"{name} got a wrong token"
         report = functools.reduce(StepReport.aggregate, reports)
         self.scheduler.update(
             SimpleNamespace(invalid_block_ids=invalid, kv_connector_worker_meta=report)
@@ -302,36 +310,6 @@ class Rig:
                 self.failing[rank] -= 1
                 own.loads[own.loads.index(job)] = dataclasses.replace(job, is_void=True)
         return own
-
-    def _take(
-        self,
-        requests: list[Asked],
-        right: dict[str, bool],
-        tokens: dict[str, int],
-        invalid: set[int],
-    ) -> None:
-        """Takes back what was computed from blocks that were not loaded, as vLLM does.
-
-        Only the first of several requests with such a block computes it again, and the block stays
-        in vLLM's own cache.
-        """
-        for one in self.remote.values():
-            bad = next((at for at, page in enumerate(one.pages) if page in invalid), None)
-            if bad is not None:
-                one.num_computed_tokens = min(one.num_computed_tokens, bad * TOKENS)
-        marked = set[int]()
-        for one in requests:
-            before = one.num_computed_tokens - tokens[one.request_id]
-            of_load = [at for at in range(-(-before // TOKENS)) if one.pages[at] in invalid]
-            own = [at for at in of_load if one.pages[at] not in marked]
-            marked |= {one.pages[at] for at in own}
-            if own:
-                one.num_computed_tokens = own[0] * TOKENS
-            elif of_load:
-                one.num_computed_tokens = before
-            else:
-                assert right[one.request_id], f"{one.request_id} got a wrong token"
-            self.counts["taken_back"] += bool(of_load)
 
     def _end_loads(self, finished: list[set[str]]) -> None:
         """Lets requests continue whose loads have ended on all ranks."""
@@ -393,6 +371,15 @@ class Rig:
                 assert not is_there or bytes(bytes_) == bytes(torch.cat(right).numpy())
             counts.append(next((at for at, one in enumerate(there) if not one), len(names)))
         return min(counts)
+
+    def common_blocks(self, *documents: list[int]) -> list[list[int]]:
+        """The blocks of documents that all ranks have, as the tokens up to the end of each."""
+        ends = [one[:end] for one in documents for end in range(TOKENS, len(one) + 1, TOKENS)]
+        prefixes = {prefix_name(one): one for one in ends}
+        there = [namespace.peek(list(prefixes)) for namespace in self.namespaces]
+        return sorted(
+            prefix for prefix, *has in zip(prefixes.values(), *there, strict=True) if all(has)
+        )
 
     def close(self) -> None:
         """Ends both halves."""

@@ -90,7 +90,7 @@ class Direct:
         return [key[:32] for key in self._scheduler._announcer._events._published]
 
 
-PATHS: dict[str, type[Tiered] | type[Direct]] = {"tiered": Tiered, "direct": Direct}
+PATHS: dict[str, type[Tiered | Direct]] = {"tiered": Tiered, "direct": Direct}
 
 
 class Engine:

@@ -6,8 +6,7 @@ blocks.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,44 +15,13 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from tests.dose import dose
 from tests.integration.vllm.direct_pages import TOKENS, prefix_name
 from tests.integration.vllm.direct_rig import Rig
 from tests.integration.vllm.slow_copies import LateTransfer
-from tests.served import ServerProcess, serving
 
 pytestmark = pytest.mark.engine
 # Ten full blocks, and a part.
 PROMPT = list(range(1000, 1000 + 10 * TOKENS + 2))
-
-
-@pytest.fixture(params=[1, 2], ids=["one-rank", "two-ranks"])
-def make_rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Rig]]:
-    opened: list[Rig] = []
-
-    def make(**settings: Any) -> Rig:
-        rig = Rig(tmp_path / f"store{len(opened)}", ranks=request.param, **settings)
-        opened.append(rig)
-        return rig
-
-    yield make
-    for rig in opened:
-        rig.close()
-
-
-def cold(rig: Rig) -> None:
-    """Lets the engine forget its own blocks."""
-    rig.pages.cached.clear()
-
-
-def common_blocks(rig: Rig, *documents: list[int]) -> list[list[int]]:
-    """The blocks of documents that all ranks have, as the tokens up to the end of each."""
-    ends = [one[:end] for one in documents for end in range(TOKENS, len(one) + 1, TOKENS)]
-    prefixes = {prefix_name(one): one for one in ends}
-    there = [namespace.peek(list(prefixes)) for namespace in rig.namespaces]
-    return sorted(
-        prefix for prefix, *has in zip(prefixes.values(), *there, strict=True) if all(has)
-    )
 
 
 def test_a_prompt_is_saved_and_loaded_inside_a_step(make_rig: Callable[..., Rig]) -> None:
@@ -61,7 +29,7 @@ def test_a_prompt_is_saved_and_loaded_inside_a_step(make_rig: Callable[..., Rig]
     rig.ask("first", PROMPT)
     rig.settle()
     assert rig.stored(PROMPT) == 10
-    cold(rig)
+    rig.forget()
     rig.ask("second", PROMPT)
     rig.settle()
     assert rig.counts["step_loaded"] == 10
@@ -73,12 +41,12 @@ def test_routers_learn_which_blocks_all_ranks_have(make_rig: Callable[..., Rig])
     rig.ask("first", PROMPT)
     rig.settle()
     assert len(rig.router.blocks) == 10
-    assert sorted(rig.router.blocks.values()) == common_blocks(rig, PROMPT)
+    assert sorted(rig.router.blocks.values()) == rig.common_blocks(PROMPT)
     # On one rank.
     rig.namespaces[-1].remove([prefix_name(PROMPT[: 3 * TOKENS])])
     rig.settle()
     assert len(rig.router.blocks) == 9
-    cold(rig)
+    rig.forget()
     rig.ask("second", PROMPT)
     rig.settle()
     assert len(rig.router.blocks) == 10
@@ -87,7 +55,7 @@ def test_routers_learn_which_blocks_all_ranks_have(make_rig: Callable[..., Rig])
     assert not rig.router.blocks
     rig.ask("third", PROMPT)
     rig.settle()
-    assert sorted(rig.router.blocks.values()) == common_blocks(rig, PROMPT)
+    assert sorted(rig.router.blocks.values()) == rig.common_blocks(PROMPT)
 
 
 def test_routers_learn_of_blocks_of_an_earlier_engine(
@@ -102,14 +70,14 @@ def test_routers_learn_of_blocks_of_an_earlier_engine(
     second.settle()
     # All but the last one were loaded, and that was found when it was saved.
     assert second.counts["step_loaded"] + second.counts["waited_blocks"] == 10
-    assert sorted(second.router.blocks.values()) == common_blocks(second, PROMPT)
+    assert sorted(second.router.blocks.values()) == second.common_blocks(PROMPT)
 
 
 def test_a_longer_prompt_loads_what_it_shares(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig()
     rig.ask("first", PROMPT[: 5 * TOKENS])
     rig.settle()
-    cold(rig)
+    rig.forget()
     longer = [*PROMPT[: 5 * TOKENS], *range(TOKENS)]
     rig.ask("second", longer)
     rig.settle()
@@ -123,7 +91,7 @@ def test_the_last_block_of_a_prompt_that_ends_with_it_is_computed(
     rig = make_rig()
     whole = PROMPT[: 6 * TOKENS]
     for name in ("first", "second"):
-        cold(rig)
+        rig.forget()
         rig.ask(name, whole)
         rig.settle()
     # One token is computed, and its block with it.
@@ -134,7 +102,7 @@ def test_blocks_that_take_too_long_for_a_step_are_waited_for(make_rig: Callable[
     rig = make_rig(max_step_load_s=1e-9)
     rig.ask("first", PROMPT)
     rig.settle()
-    cold(rig)
+    rig.forget()
     # They ask for the same blocks at the same time.
     for name in "abcd":
         rig.ask(name, PROMPT)
@@ -150,7 +118,7 @@ def test_steps_without_hooks_load_before_and_save_after_they_compute(
     rig = make_rig()
     rig.hooks_run = False
     for name in ("first", "second"):
-        cold(rig)
+        rig.forget()
         rig.ask(name, PROMPT)
         rig.settle()
     assert rig.counts["step_loaded"] == rig.stored(PROMPT) == 10
@@ -159,7 +127,7 @@ def test_steps_without_hooks_load_before_and_save_after_they_compute(
 def test_blocks_of_two_pages_are_saved_and_loaded(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig(pages_per_block=2)
     for name in ("first", "second"):
-        cold(rig)
+        rig.forget()
         rig.ask(name, PROMPT)
         rig.settle()
     assert rig.counts["step_loaded"] == 10
@@ -179,7 +147,7 @@ def test_copies_that_are_late(
     rig.hooks_run = hooks_run
     others = [[document, *PROMPT] for document in range(6)]
     for name in ("first", "second"):
-        cold(rig)
+        rig.forget()
         for prompt in (PROMPT, *others):
             rig.ask(f"{name} {prompt[0]}", prompt)
         rig.settle()
@@ -194,7 +162,7 @@ def test_blocks_are_read_inside_a_step_and_those_that_are_gone_are_computed(
     rig.read_in_steps()
     rig.slow_down()
     for name in ("first", "second"):
-        cold(rig)
+        rig.forget()
         rig.ask(name, PROMPT)
         rig.settle()
     assert (rig.counts["step_loaded"], rig.counts["taken_back"]) == (10, 0)
@@ -206,7 +174,7 @@ def test_blocks_are_read_inside_a_step_and_those_that_are_gone_are_computed(
         return promised
 
     monkeypatch.setattr(rig.scheduler, "_offer", promise_and_evict)
-    cold(rig)
+    rig.forget()
     rig.ask("third", PROMPT)
     rig.settle()
     assert rig.counts["taken_back"] > 0
@@ -217,7 +185,7 @@ def test_a_block_that_one_rank_lost_is_a_miss(make_rig: Callable[..., Rig]) -> N
     rig = make_rig()
     rig.ask("first", PROMPT)
     rig.settle()
-    cold(rig)
+    rig.forget()
     rig.namespaces[-1].remove([prefix_name(PROMPT[: 7 * TOKENS])])
     rig.ask("second", PROMPT)
     rig.settle()
@@ -231,7 +199,7 @@ def test_a_failed_step_load_is_computed_and_nothing_wrong_is_saved(
     rig = make_rig(failed_load_pause_s=0.001)
     rig.ask("first", PROMPT[: 5 * TOKENS])
     rig.settle()
-    cold(rig)
+    rig.forget()
     # On one rank. What the others compute is wrong, too.
     rig.failing[rig.ranks - 1] = 1
     rig.ask("second", PROMPT)
@@ -244,7 +212,7 @@ def test_a_step_load_that_comes_too_late_is_computed(make_rig: Callable[..., Rig
     rig = make_rig()
     rig.ask("first", PROMPT)
     rig.settle()
-    cold(rig)
+    rig.forget()
     worker = rig.workers[-1]
     usual = worker._begin_load
     worker._begin_load = lambda job: LateTransfer(lambda: usual(job))  # type: ignore[method-assign]
@@ -259,7 +227,7 @@ def test_blocks_of_a_failed_step_load_are_used_by_nobody(make_rig: Callable[...,
     rig = make_rig()
     rig.ask("first", PROMPT)
     rig.settle()
-    cold(rig)
+    rig.forget()
     rig.failing[rig.ranks - 1] = 1
     rig.aborts_in_step = True
     rig.ask("ended", PROMPT)
@@ -279,7 +247,7 @@ def test_a_request_is_aborted_before_while_and_after_it_is_loaded(
     rig = make_rig(max_step_load_s=1e-9)
     rig.ask("first", PROMPT)
     rig.settle()
-    cold(rig)
+    rig.forget()
     rig.slow_down()
     ended = rig.ask("ended", PROMPT, answers=20)
     beside = [*range(2000, 2000 + 8 * TOKENS)]
@@ -312,12 +280,12 @@ def test_a_load_that_is_refused_is_computed_and_others_may_try_again(
         result=lambda: 0,
     )
     worker._begin_load = lambda job: refused  # type: ignore[method-assign]
-    cold(rig)
+    rig.forget()
     rig.ask("second", PROMPT, answers=50)
     while not rig.running:
         rig.step()
     worker._begin_load = usual  # type: ignore[method-assign]
-    cold(rig)
+    rig.forget()
     rig.ask("third", PROMPT)
     rig.settle()
     assert rig.counts["waited_blocks"] == 10
@@ -327,7 +295,7 @@ def test_a_load_under_way_brings_nothing_after_a_reset(make_rig: Callable[..., R
     rig = make_rig(max_step_load_s=1e-9)
     rig.ask("first", PROMPT)
     rig.settle()
-    cold(rig)
+    rig.forget()
     rig.slow_down()
     rig.ask("second", PROMPT)
     rig.step()
@@ -343,7 +311,7 @@ def test_blocks_that_were_removed_after_the_promise_are_computed(
     rig = make_rig(max_step_load_s=1e-9, failed_load_pause_s=0.001)
     rig.ask("first", PROMPT)
     rig.settle()
-    cold(rig)
+    rig.forget()
     rig.ask("second", PROMPT)
     match = rig.scheduler._match
 
@@ -367,85 +335,7 @@ def test_a_reset_while_requests_run_saves_nothing_of_them(make_rig: Callable[...
     rig.scheduler.reset()
     rig.settle()
     assert rig.stored(PROMPT) == 0
-    cold(rig)
+    rig.forget()
     rig.ask("second", PROMPT)
     rig.settle()
     assert rig.stored(PROMPT) == 10
-
-
-def any_rig(make_rig: Callable[..., Rig], choose: random.Random, **settings: Any) -> Rig:
-    """Chooses when blocks are loaded, and from where."""
-    rig = make_rig(
-        max_step_load_s=choose.choice([60.0, 1e-9]),
-        failed_load_pause_s=choose.choice([30.0, 0.001]),
-        pages_per_block=choose.choice([1, 2]),
-        **settings,
-    )
-    if choose.random() < 0.5:
-        rig.slow_down()
-    if choose.random() < 0.5:
-        rig.read_in_steps()
-    return rig
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with serving(tmp_path_factory.mktemp("served") / "store") as server:
-        yield server
-
-
-@pytest.mark.parametrize("seed", range(dose(6, 200)))
-def test_random_histories(make_rig: Callable[..., Rig], seed: int) -> None:
-    """With a store in the engine's process."""
-    choose = random.Random(seed)
-    run_history(any_rig(make_rig, choose), choose)
-
-
-@pytest.mark.parametrize("seed", range(dose(3, 100)))
-def test_random_histories_with_a_server(
-    make_rig: Callable[..., Rig], server: ServerProcess, seed: int
-) -> None:
-    """Each worker is a client of its own, as one in another process is."""
-    choose = random.Random(seed)
-    # The server is that of the histories before.
-    run_history(any_rig(make_rig, choose, path=server.socket, salt=f"history {seed}"), choose)
-
-
-def run_history(rig: Rig, choose: random.Random) -> None:
-    """Requests of a few documents begin, end, are preempted; loads fail; blocks are removed."""
-    documents = [
-        [*range(100 * common, 100 * common + 18), *range(end, end + choose.randrange(24))]
-        for common in (1, 2)
-        for end in (1000, 2000, 3000)
-    ]
-    for number in range(dose(120, 300)):
-        known = [*rig.waiting, *rig.running, *rig.remote.values()]
-        match choose.randrange(13):
-            case 0 | 1 | 2 if len(known) < 6:
-                rig.ask(f"{number}", choose.choice(documents), answers=choose.randrange(1, 9))
-            case 3 if known:
-                rig.abort(choose.choice(known))
-            case 4 if rig.running:
-                rig.preempt(choose.choice(rig.running))
-            case 5:
-                document = choose.choice(documents)
-                names = [prefix_name(document[:end]) for end in range(TOKENS, 24, TOKENS)]
-                choose.choice(rig.namespaces).remove(names)
-            case 6:
-                rig.failing[choose.randrange(rig.ranks)] += 1
-                rig.aborts_in_step = choose.random() < 0.5
-            case 7:
-                cold(rig)
-                rig.hooks_run = choose.random() < 0.7
-            case 8 if not rig.holds_loaded and choose.random() < 0.3:
-                rig.change_weights()
-            case _:
-                rig.step()
-    rig.failing.clear()
-    rig.settle()
-    for document in documents:
-        rig.stored(document)
-    there = common_blocks(rig, *documents)
-    assert all(block in there for block in rig.router.blocks.values())
-    assert len(rig.pages.free) == 24, "blocks leaked"
-    assert rig.counts["answered"] > 0

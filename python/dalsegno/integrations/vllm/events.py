@@ -109,7 +109,7 @@ def open_events(
 
 @dataclass(frozen=True)
 class Form:
-    """How a path names its blocks, and what it tells vLLM of them. A key is a hash and a group.
+    """How a path names its blocks, and what it reports of them. A key is a hash and a group.
 
     Attributes:
         stored: Builds vLLM's events of blocks that are there, by key; the values are those that

@@ -14,7 +14,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.logger import init_logger
 
 from dalsegno.integrations.vllm import compat, doors
-from dalsegno.integrations.vllm.direct.scheduler import DirectScheduler, ids_of
+from dalsegno.integrations.vllm.direct.scheduler import DirectScheduler
 from dalsegno.integrations.vllm.direct.step import StepPlan
 from dalsegno.integrations.vllm.direct.worker import DirectWorker
 from dalsegno.integrations.vllm.settings import ConnectorSettings
@@ -135,8 +135,9 @@ class DirectConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Plans a load into the blocks of a request."""
-        pages = ids_of(blocks) if num_external_tokens else []
-        self._schedules.allocated(request, pages, num_external_tokens)
+        # One list for each KV-cache group: there is one.
+        (pages,) = blocks.get_block_ids() if num_external_tokens else ([],)
+        self._schedules.allocated(request, list(pages), num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> StepPlan:
         """Returns what the step loads and saves."""

@@ -17,7 +17,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.utils import yield_req_data
@@ -395,10 +395,3 @@ class DirectScheduler:
     def close(self) -> None:
         """Closes the store; no transfer may be in flight."""
         self._store.close()
-
-
-def ids_of(blocks: Any) -> list[int]:
-    """Returns the numbers of vLLM's blocks of a request with one KV-cache group."""
-    groups: Iterable[list[int]] = blocks.get_block_ids()
-    (ids,) = groups
-    return list(ids)
