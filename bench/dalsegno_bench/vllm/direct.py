@@ -9,8 +9,9 @@ paths take turns in each round. A ratio is direct / tiered of one round, and a f
 `overlap` is the share of the time of a load from disk that is hidden behind the compute of its own
 step. The same prompt is asked three times in a round: when vLLM has its beginning, when its request
 waits for the load, and when the step does. One thread computes, so that a core is left for the
-load. `copies_per_byte` and `plan_us_per_piece` are measured without an engine: a piece is one layer
-of one block, and small enough that copying it takes less time than to plan it.
+load. `copies_per_byte`, `load_us_per_piece` and `plan_us_per_piece` are measured without an engine.
+A piece is one layer of one block, of 512 bytes. A load plans its copies, wakes the threads that
+copy, and waits for them; a program in Rust measures how long it plans.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import json
 import os
 import random
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -27,6 +29,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dalsegno_bench.index import program
 from dalsegno_bench.vllm import direct_engines
 from dalsegno_bench.vllm.direct_engines import Contender, Model
 
@@ -163,7 +166,7 @@ def pieces(folder: Path) -> dict[str, Any]:
     import dalsegno
 
     layers, slice_bytes, most = 8, 512, max(PIECES)
-    figures: dict[str, Any] = {"plan_us_per_piece": {}}
+    figures: dict[str, Any] = {"load_us_per_piece": {}}
     dram = 4 * most * (64 << 10)
     with dalsegno.open(
         folder / "pieces", capacity="2GiB", dram=dram, dram_admission="put"
@@ -192,12 +195,23 @@ def pieces(folder: Path) -> dict[str, Any]:
                     assert load.result() == count
                     copied = store.stats()["engine_copied_bytes"] - before
                     del load, blocks
-            figures["plan_us_per_piece"][str(count)] = round(
+            figures["load_us_per_piece"][str(count)] = round(
                 statistics.median(took) * 1e6 / (count * layers), 4
             )
             figures["copies_per_byte"] = copied / (count * layers * slice_bytes)
         del memory
     return figures
+
+
+def plan() -> dict[str, Any]:
+    """Measures how loads from the pool are planned; None if the program cannot be built here."""
+    binary = program.build("dalsegno-bench-plan")
+    if binary is None:
+        return {"plan_us_per_piece": None}
+    counts = ",".join(map(str, PIECES))
+    said = subprocess.run([str(binary), f"--blocks={counts}"], check=True, capture_output=True)
+    figures = json.loads(said.stdout)
+    return {"plan_us_per_piece": {count: round(one, 4) for count, one in figures.items()}}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -230,7 +244,7 @@ def main(argv: Sequence[str]) -> int:
         parts = (options.only,) if options.only else ("pieces", "pool", "disk", "overlap")
         for part in parts:
             if part == "pieces":
-                line |= pieces(folder)
+                line |= {**plan(), **pieces(folder)}
             elif part == "overlap":
                 line |= overlap(folder / part, model, options.rounds, options.tokens)
             else:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from dalsegno_bench.index import program
 from dalsegno_bench.vllm import direct as bench
 
 
@@ -36,4 +37,16 @@ def test_a_byte_from_the_pool_is_copied_once(
     monkeypatch.setattr(bench, "PIECES", (10, 100))
     figures = bench.pieces(tmp_path)
     assert figures["copies_per_byte"] == 1.0
-    assert set(figures["plan_us_per_piece"]) == {"10", "100"}
+    assert set(figures["load_us_per_piece"]) == {"10", "100"}
+
+
+def test_how_loads_are_planned_is_what_the_program_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    binary = tmp_path / "program"
+    binary.write_text("#!/bin/sh\necho '{\"100\": 0.123456}'\n", encoding="utf-8")
+    binary.chmod(0o755)
+    monkeypatch.setattr(program, "build", lambda _: binary)
+    assert bench.plan() == {"plan_us_per_piece": {"100": 0.1235}}
+    monkeypatch.setattr(program, "build", lambda _: None)
+    assert bench.plan() == {"plan_us_per_piece": None}
