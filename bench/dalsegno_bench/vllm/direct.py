@@ -6,12 +6,15 @@ blocks are in the pool of the store, but neither in vLLM's KV cache nor in its m
 they are on the disk only: each document is asked about once, and others were stored behind it. Both
 paths take turns in each round. A ratio is direct / tiered of one round, and a figure is the median.
 
-`overlap` is the share of the time of a load from disk that is hidden behind the compute of its own
-step. The same prompt is asked three times in a round: when vLLM has its beginning, when its request
-waits for the load, and when the step does. One thread computes, so that a core is left for the
-load. `copies_per_byte`, `load_us_per_piece` and `plan_us_per_piece` are measured without an engine.
-A piece is one layer of one block, of 512 bytes. A load plans its copies, wakes the threads that
-copy, and waits for them; a program in Rust measures how long it plans.
+`overlap` is the share of the time of a load from disk during which its own step computes instead of
+waiting for it. `overlap_ttft` is the share that the first token does not wait for: it is smaller if
+the load takes cores or memory bandwidth from the compute. For that, the same prompt is asked three
+times in a round: when vLLM has its beginning, when its request waits for the load, and when the
+step does. One thread computes, so that a core is left for the load.
+
+`copies_per_byte`, `load_us_per_piece` and `plan_us_per_piece` are measured without an engine. A
+piece is one layer of one block, of 512 bytes. A load plans its copies, wakes the threads that copy,
+and waits for them; a program in Rust measures how long it plans.
 """
 
 from __future__ import annotations
@@ -126,7 +129,7 @@ def overlap(folder: Path, model: Model, rounds: int, tokens: int) -> dict[str, A
             for text in texts:
                 engine.ask([*text, *text[:TAIL]])
         tail = _tail_that_takes_longer(engines["wait"], texts[rounds:])
-        shares, parts = [], []
+        shares, of_ttft, parts = [], [], []
         for number in range(rounds):
             text = texts[number]
             prompts = [[*text, number + 2, one, *text[: tail - 2]] for one in (2, 3, 4)]
@@ -134,12 +137,13 @@ def overlap(folder: Path, model: Model, rounds: int, tokens: int) -> dict[str, A
             computes = engines["wait"].ask(prompts[1], forget=False)["ttft_s"]
             both = engines["step"].ask(prompts[2])
             assert both["step_loads"] == 1, "the load did not run inside the step"
-            load_s = waits - computes
-            shares.append((waits - both["ttft_s"]) / load_s)
-            parts.append(load_s / computes)
+            shares.append(1 - both["waited_s"] / both["load_s"])
+            of_ttft.append((waits - both["ttft_s"]) / (waits - computes))
+            parts.append(both["load_s"] / computes)
             print(f"overlap: round {number + 1} of {rounds}", file=sys.stderr)
     return {
         "overlap": round(statistics.median(shares), 3),
+        "overlap_ttft": round(statistics.median(of_ttft), 3),
         "load_per_compute": round(statistics.median(parts), 3),
         "overlap_tokens": tail,
     }

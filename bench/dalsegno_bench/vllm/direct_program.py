@@ -43,6 +43,7 @@ class _Engine:
 
         if not spec["reads"]:
             _forbid_reads()
+        self._step_loads = _time_step_loads()
         self._llm = LLM(
             model=spec["model"],
             load_format="dummy",
@@ -63,6 +64,7 @@ class _Engine:
             assert self._llm.reset_prefix_cache()
         sampling = SamplingParams(max_tokens=1, ignore_eos=True, detokenize=False, temperature=0)
         before, cpu_s = demo_engine.counters_of(self._llm), _cpu_s()
+        self._step_loads.update(load_s=0.0, waited_s=0.0)
         asked = {"prompt_token_ids": prompt}
         output = self._llm.generate([asked], sampling, use_tqdm=False)[0]
         spent_s = _cpu_s() - cpu_s
@@ -72,7 +74,8 @@ class _Engine:
         for name in ("loaded_bytes", "step_loads"):
             key = demo_engine.STORE_METRICS + name
             counted[name] = after.get(key, 0) - before.get(key, 0)
-        return {"ttft_s": output.metrics.first_token_latency, "cpu_s": spent_s, **counted}
+        spent = {"ttft_s": output.metrics.first_token_latency, "cpu_s": spent_s}
+        return {**spent, **counted, **self._step_loads}
 
     def close(self) -> None:
         """Ends it."""
@@ -84,6 +87,24 @@ def _forbid_reads() -> None:
     from dalsegno.integrations.vllm.direct import choice
 
     choice.StepRule.read_s = lambda *_: 0.0  # type: ignore[method-assign]
+
+
+def _time_step_loads() -> dict[str, float]:
+    """Returns how long loads inside steps take, and how long steps wait for them; it grows."""
+    from dalsegno.integrations.vllm.direct.worker import DirectWorker
+
+    spent = {"load_s": 0.0, "waited_s": 0.0}
+    usual = DirectWorker.end_step
+
+    def end_step(self: DirectWorker, *, is_aborted: bool) -> None:
+        loads = list(self._step_loads)
+        usual(self, is_aborted=is_aborted)
+        if loads:
+            spent["load_s"] += sum((one.ended or one.started) - one.started for one in loads)
+            spent["waited_s"] += self._waited_s
+
+    DirectWorker.end_step = end_step  # type: ignore[method-assign]
+    return spent
 
 
 def _cpu_s() -> float:

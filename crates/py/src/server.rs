@@ -15,7 +15,7 @@ use crate::log;
 /// A store that this process owns and shares with others, over a socket.
 ///
 /// ``dalsegno serve`` runs one. Others open the store by its directory, or as ``unix:`` and the
-/// path of the socket. A process may lease a ``lease_share`` of the pool, an eighth by default.
+/// path of the socket. A ``lease_share`` of the pool may be leased in place, half by default.
 /// ``stopped`` is called several times a second while the system provides the memory of the pool;
 /// if it returns true, the start fails.
 #[pyclass(name = "Server", module = "dalsegno._native", frozen)]

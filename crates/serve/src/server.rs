@@ -65,7 +65,7 @@ impl Server {
     }
 
     /// Serves `pool`, whose store is in `directory`, on the socket `path`; each of `tenants` gets a pool of its own. A
-    /// process may lease a `share` of its pool.
+    /// `share` of each may be leased in place.
     ///
     /// # Errors
     ///

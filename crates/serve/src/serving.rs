@@ -82,8 +82,8 @@ impl Offer {
         lines: &Arc<ClientLines>,
     ) -> Result<Self> {
         let (pool, store) = (tenant.pool.usage()?.capacity_bytes, tenant.pool.store());
-        let bounds = Bounds::of_pool(pool, store.limits().namespace_count.into(), sessions)
-            .with_lease_share(pool, share);
+        let namespaces = store.limits().namespace_count.into();
+        let bounds = Bounds::of_parts(pool, share, namespaces, sessions);
         let known = store.namespaces()?.len() as u64;
         let accounts = Accounts::new(bounds, known, Arc::clone(clock), Arc::clone(lines));
         Ok(Self { tenant, accounts })

@@ -64,7 +64,7 @@ _Tenants = Annotated[
 ]
 _LeaseShare = Annotated[
     float | None,
-    typer.Option(help="Share of the pool that a process may lease, at most 0.25. Default: 0.125."),
+    typer.Option(help="Part of the pool that may be leased in place, at most 0.75. Default: 0.5."),
 ]
 
 

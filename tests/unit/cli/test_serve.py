@@ -128,7 +128,7 @@ def test_what_is_wrong_is_said(tmp_path: Path, arguments: tuple[str, ...], said:
         (("--far", "/nonexistent"), "create it, or leave --far out"),
         (("--tenant", "a=1", "--tenant", "b=1"), "user 1 is in the tenants a and b"),
         (("--tenant", "a=1", "--tenant", "a=2"), "tenant a is given twice"),
-        (("--lease-share", "0.5"), "--lease-share is 0.5; it must be above 0 and at most 0.25"),
+        (("--lease-share", "0.8"), "--lease-share is 0.8; it must be above 0 and at most 0.75"),
         (("--metrics", "x"), "'x' is no port from 1 to 65535"),
         (("--metrics", "70000"), "is no port"),
         (("--metrics", "host:9400"), "'host' is no IP address"),

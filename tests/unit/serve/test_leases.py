@@ -58,9 +58,9 @@ def test_one_process_leases_at_most_its_share(server: ServerProcess, blocks: Blo
             assert len(third) == 0
 
 
-def test_the_share_of_a_process_is_an_option_of_the_server(tmp_path: Path) -> None:
+def test_the_share_of_leases_is_an_option_of_the_server(tmp_path: Path) -> None:
     many = chain(60, "many")
-    with serving(tmp_path / "store", lease_share=0.05) as server, opened(server.socket) as blocks:
+    with serving(tmp_path / "store", lease_share=0.2) as server, opened(server.socket) as blocks:
         assert blocks.space.put_batch(many, contents(many, BLOCK_BYTES)).failed == 0
         share = server.tenant()["pool_bytes"] // 20
         with blocks.space.lease(many) as lease:
@@ -68,9 +68,9 @@ def test_the_share_of_a_process_is_an_option_of_the_server(tmp_path: Path) -> No
             assert share - 2 * BLOCK_BYTES < server.tenant()["view_bytes"] <= share
 
 
-@pytest.mark.parametrize("share", [0.0, -1.0, 0.26, float("nan")])
+@pytest.mark.parametrize("share", [0.0, -1.0, 0.76, float("nan")])
 def test_a_share_that_leaves_too_little_is_refused(tmp_path: Path, share: float) -> None:
-    with pytest.raises(dalsegno.InvalidError, match=r"lease_share is .*at most 0\.25"):
+    with pytest.raises(dalsegno.InvalidError, match=r"lease_share is .*at most 0\.75"):
         dalsegno.Server(tmp_path / "store", "{}", lease_share=share)
 
 

@@ -62,27 +62,26 @@ pub struct Bounds {
     pub namespaces: Bound,
 }
 
-/// The share of a pool that one process may lease in place.
+/// The share of a pool that all processes together may lease in place. One process may lease a quarter of it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LeaseShare(f64);
 
 impl LeaseShare {
-    /// Half of the pool may be leased in place, and a process takes no more than it leaves.
-    const MOST: f64 = 0.25;
+    /// The rest is for bytes that clients copy, and for puts.
+    const MOST: f64 = 0.75;
 
     /// A share of `part`.
     ///
     /// # Errors
     ///
-    /// `Invalid` if it is not above 0 and at most a quarter.
+    /// `Invalid` if it is not above 0 and at most three quarters.
     pub fn new(part: f64) -> Result<Self> {
         if part > 0.0 && part <= Self::MOST {
             return Ok(Self(part));
         }
         let most = Self::MOST;
         Err(Error::invalid(format!(
-            "lease_share is {part}; it must be above 0 and at most {most}, as processes together may lease half of \
-             the pool"
+            "lease_share is {part}; it must be above 0 and at most {most}: the rest of the pool is for copies and puts"
         )))
     }
 
@@ -94,7 +93,7 @@ impl LeaseShare {
 
 impl Default for LeaseShare {
     fn default() -> Self {
-        Self(0.125)
+        Self(0.5)
     }
 }
 
@@ -105,22 +104,23 @@ impl Bounds {
     /// Bounds for a pool of `pool_bytes`, a store of at most `namespaces`, and at most `sessions` connections.
     #[must_use]
     pub fn of_pool(pool_bytes: u64, namespaces: u64, sessions: u64) -> Self {
-        let share = pool_bytes / 8;
+        Self::of_parts(pool_bytes, LeaseShare::default(), namespaces, sessions)
+    }
+
+    /// The same with another bound on leases in place.
+    #[must_use]
+    pub fn of_parts(pool_bytes: u64, share: LeaseShare, namespaces: u64, sessions: u64) -> Self {
+        let leased = share.of(pool_bytes);
+        // An eighth is left for puts in any case.
+        let copied = pool_bytes / 8 * 7 - leased.min(pool_bytes / 8 * 7);
         Self {
             sessions: Bound { all: sessions, process: 32 },
             leases: Bound { all: 16_384, process: 1024 },
-            copy_bytes: Bound { all: 3 * share, process: share },
-            view_bytes: Bound { all: 4 * share, process: share },
+            copy_bytes: Bound { all: copied, process: copied / 3 },
+            view_bytes: Bound { all: leased, process: leased / 4 },
             watched_blocks: Bound { all: 1 << 21, process: 1 << 19 },
             namespaces: Bound { all: namespaces, process: namespaces / 8 * 3 },
         }
-    }
-
-    /// The same with another bound of a process on leases in a pool of `pool_bytes`.
-    #[must_use]
-    pub fn with_lease_share(self, pool_bytes: u64, share: LeaseShare) -> Self {
-        let view_bytes = Bound { process: share.of(pool_bytes), ..self.view_bytes };
-        Self { view_bytes, ..self }
     }
 
     pub(crate) fn of(&self, resource: Resource) -> Bound {

@@ -77,6 +77,8 @@ impl ServedWatch {
         line: &mut Option<Line>,
         request: &Request,
     ) -> std::result::Result<(Reply, Vec<u8>), Lost> {
+        // Nobody waits again for a server that is known not to respond. What it notes stays in its queue.
+        self.client.enter().map_err(|_| Lost::Away)?.server()?;
         let Some(Line { server, connection }) = line else { return Err(Lost::Away) };
         let answered = server.reach().exchange(connection, &wire::encode(request), &self.call());
         if answered.is_err() {

@@ -6,7 +6,8 @@
    of one step. What is over a bound is not announced.
 3. If removals were lost, every published block is compared with the store, some thousand per step.
    A tier has no event for "all blocks are gone": that one would clear the GPU's blocks too.
-4. A removal is emitted before the same block is announced again.
+4. A removal is emitted before the same block is announced again. Where routers drop a block whose
+   parent they do not know, it is announced only if its parent is published.
 5. A published key is in exactly one of three sets: `_published`, `_doubtful` (to be compared with
    the store) and `_removed` (to be withdrawn).
 """
@@ -40,6 +41,9 @@ BLOCKS_PER_STEP = 4096
 # A comparison that takes longer is one of fewer blocks at the next step.
 LATE_S = 0.05
 FEW_BLOCKS = 64
+# How long a watch is left alone that twice in a row knew only that something was lost: a server may
+# refuse it each time.
+PAUSE_S = 1.0
 
 
 def are_on(settings: TierSettings, config: Any) -> bool:
@@ -117,12 +121,15 @@ class Form:
         removed: Builds vLLM's events of blocks that left.
         peek: Returns which keys a store has.
         groups: Returns the KV-cache groups of the namespaces of a store, by the namespaces' ids.
+        parent: Returns the key of the block before one; None if it is the first one, or if that
+            does not matter.
     """
 
     stored: Callable[[Mapping[bytes, Any]], list[Any]]
     removed: Callable[[list[bytes]], list[Any]]
     peek: Callable[[Opened, Sequence[bytes]], list[tuple[bytes, bool]]]
     groups: Callable[[Opened], Mapping[str, int]]
+    parent: Callable[[Any], bytes | None] = lambda _: None
 
 
 class KvEvents:
@@ -144,6 +151,8 @@ class KvEvents:
         self._stored: dict[bytes, Any] = {}
         self._store: Any = None
         self._watch: Any = None
+        # How often in a row the watch knew only of a loss, and when it is asked again.
+        self._gaps, self._watch_at = 0, 0.0
         self._paused = False
         self._compare_blocks = BLOCKS_PER_STEP
 
@@ -153,7 +162,7 @@ class KvEvents:
             self._stored
             or self._removed
             or (self._doubtful and not self._paused)
-            or (self._watch is not None and self._watch.waiting)
+            or self._has_removals()
         )
 
     def announce(self, opened: Opened | None, blocks: Mapping[bytes, Any]) -> None:
@@ -202,13 +211,23 @@ class KvEvents:
         self._removed.difference_update(gone)
         while self._removed and len(gone) < BLOCKS_PER_STEP:
             gone.append(self._removed.pop())
-        new, self._stored = self._stored, {}
         # What was lost may be among them.
-        (self._doubtful if has_gap else self._published).update(new)
+        new = self._publish(self._doubtful if has_gap else self._published)
         self._meter.count("events_removed_blocks", len(gone))
         self._meter.count("events_stored_blocks", len(new))
         events = self._form.removed(gone) if gone else []
         return [*events, *self._form.stored(new)] if new else events
+
+    def _publish(self, known: set[bytes]) -> dict[bytes, Any]:
+        """Returns the blocks to announce, which are added to those that are known."""
+        stored, self._stored = self._stored, {}
+        new: dict[bytes, Any] = {}
+        for key, block in stored.items():
+            parent = self._form.parent(block)
+            if parent is None or parent in self._published or parent in self._doubtful:
+                known.add(key)
+                new[key] = block
+        return new
 
     def is_known(self, key: bytes) -> bool:
         """Whether a block is published, or about to be."""
@@ -235,11 +254,20 @@ class KvEvents:
         large |= small
         self._published, self._doubtful = set(), large
 
+    def _has_removals(self) -> bool:
+        """Whether the watch has something to report."""
+        if self._watch is None or time.monotonic() < self._watch_at:
+            return False
+        return bool(self._watch.waiting)
+
     def _take_removals(self, opened: Opened) -> bool:
         """Withdraws published blocks that left the store; returns whether others left too."""
-        if not self._watch.waiting:
+        if not self._has_removals():
             return False
         gone, is_complete = self._watch.take(BLOCKS_PER_STEP)
+        self._gaps = 0 if gone or is_complete else self._gaps + 1
+        if self._gaps > 1:
+            self._watch_at = time.monotonic() + PAUSE_S
         groups = self._form.groups(opened)
         for name, hashes in gone.items():
             # Blocks of other namespaces are other engines', or were withdrawn with their epoch.

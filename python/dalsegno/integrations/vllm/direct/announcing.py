@@ -22,13 +22,16 @@ from dalsegno.integrations.vllm.events import OWNERSHIP, Form, KvEvents, are_on
 from dalsegno.integrations.vllm.metrics import Meter
 from dalsegno.integrations.vllm.settings import TierSettings
 
+# How far before a block that was stored others are looked for that were not announced.
+MOST_BACK = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class BlockTokens:
     """What routers must know of a block.
 
     Attributes:
-        parent: Hash of the block before it; None for the first one.
+        parent: Key of the block before it; None for the first one.
         tokens: Its tokens.
     """
 
@@ -49,7 +52,9 @@ class Announcer:
             meter: Counts events.
         """
         (self._group,), self._tokens = compat.groups(config), tokens
-        form = Form(self._stored, self._removed, _peek, self._groups)
+        form = Form(
+            self._stored, self._removed, _peek, self._groups, parent=lambda block: block.parent
+        )
         is_on = are_on(settings, config)
         self._events = KvEvents(settings.kv_events_keys, form, meter) if is_on else None
 
@@ -66,7 +71,8 @@ class Announcer:
         if events is None or opened is None or state.content is not None or first == end:
             return
         state.stored_end = end = max(end, state.stored_end)
-        while first and not events.is_known(self._key(names[first - 1])):
+        back = max(0, first - MOST_BACK)
+        while first > back and not events.is_known(self._key(names[first - 1])):
             first -= 1
         keys = [self._key(name) for name in names[first:end]]
         there = (one or events.is_known(key) for key, one in _peek(opened, keys))
@@ -74,7 +80,7 @@ class Announcer:
         known, each = state.request.all_token_ids, self._tokens
         blocks = {
             keys[at - first]: BlockTokens(
-                names[at - 1] if at else None, list(known[at * each : (at + 1) * each])
+                self._key(names[at - 1]) if at else None, list(known[at * each : (at + 1) * each])
             )
             for at in range(first, first + count)
         }
@@ -103,7 +109,7 @@ class Announcer:
         return [
             compat.kv_event(
                 BlockStored,
-                block_hashes=[_public(compat.split_key(key)[0])],
+                block_hashes=[_public(key)],
                 parent_block_hash=None if block.parent is None else _public(block.parent),
                 token_ids=block.tokens,
                 block_size=self._tokens,
@@ -120,7 +126,7 @@ class Announcer:
         return [
             compat.kv_event(
                 BlockRemoved,
-                block_hashes=[_public(compat.split_key(key)[0]) for key in keys],
+                block_hashes=[_public(key) for key in keys],
                 medium=MEDIUM_STORAGE,
                 group_idx=self._group,
                 ownership=OWNERSHIP,
@@ -128,9 +134,9 @@ class Announcer:
         ]
 
 
-def _public(name: bytes) -> Any:
-    """Returns a block hash as vLLM publishes it."""
-    return maybe_convert_block_hash(BlockHash(name))
+def _public(key: bytes) -> Any:
+    """Returns the block hash of a key as vLLM publishes it."""
+    return maybe_convert_block_hash(BlockHash(compat.split_key(key)[0]))
 
 
 def _peek(opened: Opened, keys: Sequence[bytes]) -> list[tuple[bytes, bool]]:

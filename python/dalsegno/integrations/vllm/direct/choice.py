@@ -95,9 +95,15 @@ def loads_in_steps(vllm_config: Any, *, on_cpu: bool) -> bool:
 
 def most_tokens(scheduler_config: Any) -> int:
     """Returns how many tokens of one request a step computes at most."""
-    most: int = scheduler_config.max_num_batched_tokens
-    longest = getattr(scheduler_config, "long_prefill_token_threshold", 0)
-    return min(most, longest) if longest > 0 else most
+    names = (
+        "max_num_batched_tokens",
+        "max_num_scheduled_tokens",
+        "long_prefill_token_threshold",
+    )
+    limits = (getattr(scheduler_config, name, None) for name in names)
+    # vLLM leaves out a limit that is 0.
+    least: int = min(limit for limit in limits if limit)
+    return least
 
 
 class StepRule:

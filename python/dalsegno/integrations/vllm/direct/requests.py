@@ -20,7 +20,7 @@ class Offer:
         count: Number of blocks.
         way: When and from where they are loaded.
         timeout_s: Seconds that the load may take.
-        wait_s: Seconds for which its step waits for it.
+        wait_s: Seconds for which its step waits for all of its loads, before this one fails.
         leases: The blocks in their places, by namespace, if they are copied inside the step.
         is_void: Whether they must not be loaded any more.
     """

@@ -131,8 +131,9 @@ class DirectScheduler:
         last = (state.loadable_tokens(computed) - 1) // tokens
         wanted = names[computed // tokens : last]
         if wanted and self._has_prefix_cache and self._loads.awaits(wanted[0]):
+            is_first = state.deferred_at is None
             if state.may_defer(self._settings.load_timeout_s):
-                self._meter.count("deferred_lookups")
+                self._meter.count("deferred_lookups", int(is_first))
                 return None, False
             return 0, False
         state.deferred_at = None

@@ -60,7 +60,7 @@ class LoadJob:
         chain: Names of the blocks, in prefix order.
         pages: vLLM's blocks for them, one store block after the other.
         timeout_s: Seconds that the load may take.
-        wait_s: Seconds for which its step waits for it in all; then it fails.
+        wait_s: Seconds for which its step waits for all of its loads, before this one fails.
         way: When and from where they are loaded.
         lease: The blocks in their places, for a worker in the process of the scheduler's half.
         is_void: Whether the blocks must not be loaded any more: the load fails.

@@ -36,7 +36,6 @@ class RunningLoad:
         started: When it began, in seconds of the monotonic clock.
         load: The store's; None if it could not begin.
         ended: When it ended.
-        left_s: Seconds for which its step still waits for it.
         is_late: Whether a layer was computed before it was there.
     """
 
@@ -44,7 +43,6 @@ class RunningLoad:
     started: float = field(default_factory=time.monotonic)
     load: Any = None
     ended: float | None = None
-    left_s: float = 0.0
     is_late: bool = False
 
     def note_end(self) -> None:
@@ -125,7 +123,7 @@ class DirectWorker:
         self._hooks_run, self._lease_until = hooks_run, time.monotonic() + LEASE_S
         loads, self._plan.loads = self._plan.loads, []
         for job in loads:
-            running = RunningLoad(job, left_s=job.wait_s)
+            running = RunningLoad(job)
             try:
                 running.load = None if job.is_void else self._begin_load(job)
                 if running.load is not None:
@@ -158,17 +156,19 @@ class DirectWorker:
         at = self._index.get(name)
         if at is None or not self._step_loads:
             return
-        started = time.monotonic()
         for running in self._step_loads:
             if running.load is None:
                 continue
-            begun = time.monotonic()
-            if running.load.wait_layer(at, timeout_s=max(0.0, running.left_s)) is None:
+            started = time.monotonic()
+            if running.load.wait_layer(at, timeout_s=self._left_s(running)) is None:
                 running.load.cancel()
                 # The layer is computed without it, also if it comes after all.
                 running.is_late = True
-            running.left_s -= time.monotonic() - begun
-        self._waited_s += time.monotonic() - started
+            self._waited_s += time.monotonic() - started
+
+    def _left_s(self, running: RunningLoad) -> float:
+        """Returns how long the step still waits for a load: it has waited for others, too."""
+        return max(0.0, running.job.wait_s - self._waited_s)
 
     def save_layer(self, name: str) -> None:
         """Starts to copy a layer of the step's saves."""
@@ -192,10 +192,12 @@ class DirectWorker:
         self._saves.end_step(has_computed=not is_aborted)
 
     def _end_step_loads(self) -> None:
-        started = time.monotonic()
         for running in self._step_loads:
+            started = time.monotonic()
+            if running.load is not None and not running.load.wait(self._left_s(running)):
+                running.load.cancel()
             self._end_load(running)
-        self._waited_s += time.monotonic() - started
+            self._waited_s += time.monotonic() - started
         self._step_loads = []
 
     def _end_load(self, running: RunningLoad) -> None:
