@@ -5,7 +5,7 @@ use std::sync::Arc;
 use dalsegno_core::Clock;
 use dalsegno_store::{Namespace, Pool};
 
-use crate::account::{Accounts, Bounds, ClientId, SessionSlot};
+use crate::account::{Accounts, Bounds, ClientId, LeaseShare, SessionSlot};
 use crate::session::{Answer, Session};
 use crate::wire::{self, Look, Reply, Request, VERSION};
 
@@ -22,7 +22,7 @@ impl Talk {
     #[must_use]
     pub fn open(pool: Pool, clock: Arc<dyn Clock>) -> Self {
         let capacity = pool.usage().map_or(0, |usage| usage.capacity_bytes);
-        let bounds = Bounds::of_pool(capacity, 16, Bounds::SESSIONS);
+        let bounds = Bounds::of_pool(capacity, LeaseShare::default(), 16, Bounds::SESSIONS);
         let accounts = Accounts::new(bounds, 0, Arc::clone(&clock), Arc::default());
         let slot = SessionSlot::open(&accounts, ClientId { process: 1, user: 1 });
         Self(Session::new(pool, clock, slot.expect("the first connection")).impatient())

@@ -83,7 +83,7 @@ impl Offer {
     ) -> Result<Self> {
         let (pool, store) = (tenant.pool.usage()?.capacity_bytes, tenant.pool.store());
         let namespaces = store.limits().namespace_count.into();
-        let bounds = Bounds::of_parts(pool, share, namespaces, sessions);
+        let bounds = Bounds::of_pool(pool, share, namespaces, sessions);
         let known = store.namespaces()?.len() as u64;
         let accounts = Accounts::new(bounds, known, Arc::clone(clock), Arc::clone(lines));
         Ok(Self { tenant, accounts })

@@ -238,10 +238,15 @@ def _is_stopped() -> bool:
 
 def _in_options(error: DalsegnoError) -> DalsegnoError:
     """The error with the options of this command in the place of settings."""
-    own = {"dram": "pool", "capacity": "capacity", "far": "far", "far_capacity": "far-capacity"}
-    own["lease_share"] = "lease-share"
+    own = {
+        "dram": "pool",
+        "capacity": "capacity",
+        "far": "far",
+        "far_capacity": "far-capacity",
+        "lease_share": "lease-share",
+    }
     text = str(error).replace("a DRAM tier", "a pool")
-    names = "|".join(map(re.escape, [*dalsegno.config_keys(), "lease_share"]))
+    names = "|".join(map(re.escape, {*dalsegno.config_keys(), *own}))
 
     def option(found: re.Match[str]) -> str:
         name = found["name"]

@@ -102,8 +102,10 @@ class FailingWorker:
     No call of vLLM could say so: Dalsegno would believe that it changes the weights.
     """
 
-    if (_file := Path(os.environ.get("FAIL_LOAD_OF", ""))).name:
-        fail_loads(_file)
+
+if "FAIL_LOAD_OF" in os.environ:
+    # A worker imports this module for the class above.
+    fail_loads(Path(os.environ["FAIL_LOAD_OF"]))
 
 
 class Engine:

@@ -82,7 +82,7 @@ class Engine:
         while True:
             stored += sum(save.puts[0][0] for save in self.saves.take(report))
             plan = StepPlan()
-            dropped += [job.number for job in self.saves.decide(plan)]
+            dropped += [save.job.number for save in self.saves.decide(plan)]
             if not self.saves.is_busy and not plan.void:
                 return stored, dropped
             assert time.monotonic() < until

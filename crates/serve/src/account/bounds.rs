@@ -101,18 +101,13 @@ impl Bounds {
     /// Most connections of a tenant.
     pub const SESSIONS: u64 = 512;
 
-    /// Bounds for a pool of `pool_bytes`, a store of at most `namespaces`, and at most `sessions` connections.
+    /// Bounds for a pool of `pool_bytes` of which `share` may be leased in place, a store of at most `namespaces`, and
+    /// at most `sessions` connections.
     #[must_use]
-    pub fn of_pool(pool_bytes: u64, namespaces: u64, sessions: u64) -> Self {
-        Self::of_parts(pool_bytes, LeaseShare::default(), namespaces, sessions)
-    }
-
-    /// The same with another bound on leases in place.
-    #[must_use]
-    pub fn of_parts(pool_bytes: u64, share: LeaseShare, namespaces: u64, sessions: u64) -> Self {
+    pub fn of_pool(pool_bytes: u64, share: LeaseShare, namespaces: u64, sessions: u64) -> Self {
         let leased = share.of(pool_bytes);
         // An eighth is left for puts in any case.
-        let copied = pool_bytes / 8 * 7 - leased.min(pool_bytes / 8 * 7);
+        let copied = (pool_bytes / 8 * 7).saturating_sub(leased);
         Self {
             sessions: Bound { all: sessions, process: 32 },
             leases: Bound { all: 16_384, process: 1024 },

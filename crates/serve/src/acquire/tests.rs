@@ -1,5 +1,5 @@
 use super::*;
-use crate::account::{Accounts, Bounds, ClientId, SessionSlot};
+use crate::account::{Accounts, Bounds, ClientId, LeaseShare, SessionSlot};
 use crate::session::{Answer, Session};
 use crate::wire::{Request, VERSION};
 use dalsegno_core::{Config, KvLayout, ManualClock, Namespace};
@@ -51,7 +51,7 @@ impl Talk {
         drop(pool);
         let (pool, clock) = (open(), Arc::new(ManualClock::default()));
         let now: Arc<dyn Clock> = Arc::<ManualClock>::clone(&clock);
-        let bounds = Bounds::of_pool(dram, 10, 10);
+        let bounds = Bounds::of_pool(dram, LeaseShare::default(), 10, 10);
         let accounts = Accounts::new(bounds, 0, Arc::clone(&now), Arc::default());
         let slot = SessionSlot::open(&accounts, ClientId { process: 1, user: 1 }).unwrap();
         let mut session = Session::new(pool.clone(), now, slot).impatient();

@@ -14,7 +14,7 @@ use dalsegno_sim::{Blocks, DeviceOptions, Outage, Random, SimDevice, Style, chai
 use dalsegno_store::testing::{Executor, MergeRules, Parts, ScrubRules, Tiers};
 use dalsegno_store::{ArenaBacking, Durability, Pool, Store};
 
-use crate::account::{Accounts, Bounds};
+use crate::account::{Accounts, Bounds, LeaseShare};
 use crate::client::{FIRST_TICKET, Window};
 use crate::session::{Answer, Session};
 use crate::wire::{self, Look, PlaceRow, Reply, Request, WINDOW_HEADER_BYTES};
@@ -70,7 +70,7 @@ struct World {
 }
 
 fn bounds() -> Bounds {
-    Bounds::of_pool(DRAM_BYTES, 64, 12)
+    Bounds::of_pool(DRAM_BYTES, LeaseShare::default(), 64, 12)
 }
 
 fn accounts(bounds: Bounds, clock: &Arc<ManualClock>) -> Arc<Accounts> {

@@ -68,22 +68,19 @@ class Announcer:
             end: Position behind the last one.
         """
         events, names = self._events, state.names
-        if events is None or opened is None or state.content is not None or first == end:
+        if events is None or state.content is not None or first == end:
             return
         state.stored_end = end = max(end, state.stored_end)
         back = max(0, first - MOST_BACK)
         while first > back and not events.is_known(self._key(names[first - 1])):
             first -= 1
-        keys = [self._key(name) for name in names[first:end]]
-        there = (one or events.is_known(key) for key, one in _peek(opened, keys))
-        count = next((at for at, one in enumerate(there) if not one), len(keys))
         known, each = state.request.all_token_ids, self._tokens
-        blocks = {
-            keys[at - first]: BlockTokens(
-                self._key(names[at - 1]) if at else None, list(known[at * each : (at + 1) * each])
-            )
-            for at in range(first, first + count)
-        }
+        blocks, parent = dict[bytes, BlockTokens](), self._key(names[first - 1]) if first else None
+        for at in range(first, end):
+            key = self._key(names[at])
+            if not events.is_known(key):
+                blocks[key] = BlockTokens(parent, list(known[at * each : (at + 1) * each]))
+            parent = key
         events.announce(opened, blocks)
 
     def take(self, opened: Opened | None) -> list[Any]:

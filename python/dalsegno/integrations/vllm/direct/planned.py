@@ -192,7 +192,7 @@ class PlannedSaves:
     ) -> SaveJob:
         """Adds a save of a request; the other arguments are those of `SaveJob`."""
         self._last += 1
-        job = SaveJob(self._last, request.request.request_id, chain, first, pages)
+        job = SaveJob(self._last, chain, first, pages)
         self._copying[job.number] = PlannedSave(job, request)
         self._read.update(pages)
         return job
@@ -223,7 +223,7 @@ class PlannedSaves:
                 ended.append(self._putting.pop(number))
         return ended
 
-    def decide(self, plan: StepPlan) -> list[SaveJob]:
+    def decide(self, plan: StepPlan) -> list[PlannedSave]:
         """Confirms or voids all saves that were copied; returns those that save nothing."""
         copied, self._copied, dropped = self._copied, {}, []
         for number, save in copied.items():
@@ -232,7 +232,7 @@ class PlannedSaves:
                 self._putting[number] = save
             else:
                 plan.void.append(number)
-                dropped.append(save.job)
+                dropped.append(save)
         return dropped
 
     @property

@@ -240,14 +240,12 @@ class DirectScheduler:
         ranks = self._store.ranks
         plan.space = None if ranks is None else ranks.space
         plan.tokens = sum(output.num_scheduled_tokens.values())
-        dropped = dict[str, int]()
-        for job in self._saves.decide(plan):
-            dropped[job.request_id] = min(job.first, dropped.get(job.request_id, job.first))
-        for request_id, first in dropped.items():
-            state = self._requests.get(request_id)
-            if state is not None and state.retries < MOST_RETRIES:
-                state.retries += 1
-                state.next_save = min(state.next_save, first)
+        dropped = sorted(self._saves.decide(plan), key=lambda save: save.job.first, reverse=True)
+        # The first one of each request.
+        for save in {save.request.request.request_id: save for save in dropped}.values():
+            if save.request.retries < MOST_RETRIES:
+                save.request.retries += 1
+                save.request.next_save = min(save.request.next_save, save.job.first)
         self._note_pages(plan, output)
         if output.num_scheduled_tokens:
             self._store.note_use()

@@ -92,14 +92,12 @@ class SaveJob:
 
     Attributes:
         number: Names the job.
-        request_id: vLLM's name of the request.
         chain: Names of all blocks of the prompt up to the last one to save.
         first: Position in `chain` of the first block to save.
         pages: vLLM's blocks for those to save.
     """
 
     number: int
-    request_id: str
     chain: list[bytes]
     first: int
     pages: list[int]
