@@ -8,7 +8,7 @@
 mod call;
 mod channel;
 mod clock;
-mod copy;
+mod cpu_copier;
 mod device;
 mod directory;
 mod engine;
@@ -25,7 +25,7 @@ mod threads;
 pub use call::{CANCEL_POLL, Call, Cancel};
 pub use channel::{BindError, Channel, ChannelError, Frame, Listener, Occupant, Peer, PeerName};
 pub use clock::SystemClock;
-pub use copy::{Copier, CopyDone, CopySource, CpuCopier, SliceCopy, copy_all};
+pub use cpu_copier::CpuCopier;
 pub use device::{Device, DirEntry, Geometry, OpenMode, Opened, Source, Space};
 pub use directory::{
     DirectoryLock, DirectoryNames, DirectoryOptions, DirectoryPlace, FolderEntry, LocalDirectory,
@@ -37,9 +37,11 @@ pub use file_limit::allow_open_files;
 pub use jobs::{Duty, Executor, JobLane, JobPlace, NextStep, Periodic};
 pub use line_queue::{LineQueue, flush_lines};
 pub use memory::{
-    Access, Backing, BufferPool, Claim, Counters, Filled, Lender, Memory, PageAllocator,
-    PageBuffer, PagePart, PageShape, PageVec, PagedBlocks, PagedMemory, Region, RegionId,
-    RegionRange, SealedFile, Touch, copy_pieces, lend,
+    Access, Backing, BufferPool, Claim, Copier, CopyBatch, CopyDone, CopyMark, CopySource,
+    Counters, DevicePiece, DeviceSlice, Filled, Lender, Mapping, MappingKeeper, Memory,
+    PageAllocator, PageBuffer, PagePart, PageShape, PageSlice, PageVec, PagedBlocks, PagedMemory,
+    Region, RegionId, RegionRange, SealedFile, SliceCopy, StreamPoint, Touch, copy_all,
+    copy_pieces, lend,
 };
 pub use process::{Process, StopSignal, forked_amid_threads};
 pub use random::random_bytes;

@@ -7,7 +7,8 @@ use std::time::Duration;
 use dalsegno_core::{ChainHash, Config, Error, ErrorKind, Namespace, NamespaceId, Result, StoreId};
 use dalsegno_store::{
     GetReport, LayerSpan, LayerWriter, Lease, Load, LoadTarget, Located, Memory, PagedBlocks, Put,
-    PutReport, RegisterOptions, RemovalWatch, Removals, Scope, Store, Terms, Transfer, absolute,
+    PutReport, Region, RegisterOptions, RemovalWatch, Removals, Scope, Store, Terms, Transfer,
+    absolute,
 };
 
 use crate::client::{Client, ServedLease, ServedWatch};
@@ -171,6 +172,11 @@ impl Handle {
             }
             _ => Err(Error::invalid("the lease is of another store")),
         }
+    }
+
+    /// See [`Store::pool_region`] and [`Client::pool_region`].
+    pub fn pool_region(&self) -> Result<Option<Arc<Region>>> {
+        either!(self, store => store.pool_region())
     }
 
     /// See [`Store::lease`].

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::time::Duration;
 
-use dalsegno_io::{Memory, lend};
+use dalsegno_io::{Memory, PageSlice, lend};
 use dalsegno_store::{
     LayerOutcome, Load, LoadTarget, Outcome, PagePart, PageShape, PagedMemory, Scope, Store, Terms,
 };
@@ -122,7 +122,10 @@ impl CheckedReads<'_> {
         let loaded = pages();
         let block = |at: usize| {
             let slices = (0..layout.layers()).filter_map(|layer| loaded.take_slice(at, layer));
-            slices.flatten().flat_map(|memory| memory.as_slice().to_vec()).collect()
+            slices
+                .flat_map(PageSlice::into_memory)
+                .flat_map(|memory| memory.as_slice().to_vec())
+                .collect()
         };
         (load, (0..count).map(block).collect())
     }

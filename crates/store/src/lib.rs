@@ -35,8 +35,8 @@ mod tuning;
 mod upkeep;
 
 pub use api::layer_writer::{
-    GatheredBlocks, GatheredLayer, GatheredPut, LayerHost, LayerSpan, LayerWork, LayerWriter,
-    copied,
+    GatheredBlocks, GatheredLayer, GatheredPut, LayerHost, LayerSlices, LayerSpan, LayerWork,
+    LayerWriter,
 };
 pub use api::load::{Load, LoadLayers, LoadTarget};
 pub use api::pool::{Arrival, Pool, PoolBlock, PoolUse};
@@ -53,15 +53,15 @@ pub use dalsegno_extent::offline::{Inspection, ShownField, ShownPart, ShownRecor
 pub use dalsegno_extent::{Cause, CompressionStats};
 pub use dalsegno_index::Scope;
 pub use dalsegno_io::{
-    Backing, Lender, LineQueue, Memory, PagePart, PageShape, PagedBlocks, PagedMemory, StopSignal,
-    flush_lines, lend,
+    Backing, CopyMark, Lender, LineQueue, Memory, PagePart, PageShape, PagedBlocks, PagedMemory,
+    Region, StopSignal, StreamPoint, flush_lines, lend,
 };
 pub use device::DeviceStats;
 pub use error::{absolute, forked, no_thread};
 pub use far::stats::FarStats;
 pub use jobs::transfers::{Direction, MAX_CALLBACKS, Transfer, TransferLanes, TransferState};
 pub use load::place_copies::{PlaceCopies, PlacedSource};
-pub use load::progress::{LayerOutcome, LoadEnd, LoadProgress};
+pub use load::progress::{LayerOrder, LayerOutcome, LoadEnd, LoadProgress};
 pub use load::target::PageTarget;
 pub use lookup::locate::Located;
 pub use namespaces::registrar::RegisterOptions;

@@ -5,9 +5,14 @@ use dalsegno_io::{Memory, PagedBlocks};
 
 /// Checks that every block has exactly `bytes` bytes of memory. Fails with `Invalid`.
 pub fn check_blocks(blocks: &[Vec<Memory>], bytes: u64) -> Result<()> {
-    for (index, pieces) in blocks.iter().enumerate() {
-        let given: u64 = pieces.iter().map(|piece| piece.len() as u64).sum();
-        if given != bytes {
+    let size = |pieces: &Vec<Memory>| pieces.iter().map(Memory::len).sum();
+    check_sizes(blocks.iter().map(size), bytes)
+}
+
+/// Checks that every block has exactly `bytes` bytes. Fails with `Invalid`.
+pub(crate) fn check_sizes(blocks: impl Iterator<Item = usize>, bytes: u64) -> Result<()> {
+    for (index, given) in blocks.enumerate() {
+        if given as u64 != bytes {
             return Err(Error::invalid(format!(
                 "buffer {index} has {given} bytes; the namespace's layout needs {bytes}"
             )));

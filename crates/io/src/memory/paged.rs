@@ -14,7 +14,9 @@ use std::sync::Arc;
 use dalsegno_core::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
 
+use super::copies::Copier;
 use super::handle::Memory;
+use super::page_slice::{DevicePiece, DeviceSlice, PageSlice, StreamPoint};
 use crate::Process;
 
 /// Where the bytes of a page are in the buffer of a layer. All layers have the same shape.
@@ -40,7 +42,7 @@ pub struct PagePart {
 /// The memory of an engine. The engine keeps using it. It must be described once: two descriptions of one buffer do not
 /// know which pages the other one has given away.
 pub struct PagedMemory {
-    layers: Vec<NonNull<u8>>,
+    buffers: PageBuffers,
     shape: PageShape,
     /// For each page whether it belongs to some [`PagedBlocks`].
     used: Mutex<Vec<bool>>,
@@ -54,9 +56,18 @@ unsafe impl Send for PagedMemory {}
 // SAFETY: as above; `&PagedMemory` gives no access by itself.
 unsafe impl Sync for PagedMemory {}
 
+/// The buffers of the layers.
+enum PageBuffers {
+    /// In memory of this machine.
+    Memory(Vec<NonNull<u8>>),
+    /// In memory of a device, by their addresses there.
+    Device { starts: Vec<u64>, copier: Arc<dyn Copier> },
+}
+
 /// Blocks of a chain in pages of an engine. Nobody else has their memory.
 pub struct PagedBlocks {
     pages: Arc<UsedPages>,
+    after: Option<StreamPoint>,
 }
 
 /// The pages of some blocks, in use until this is dropped.
@@ -150,12 +161,49 @@ impl PagedMemory {
         shape: PageShape,
         owner: Arc<dyn Any + Send + Sync>,
     ) -> Result<Self> {
-        if layers.is_empty() || pages == 0 {
+        Self::of(PageBuffers::Memory(layers), buffer_bytes, pages, shape, owner)
+    }
+
+    /// As [`PagedMemory::new`], for buffers in the memory of a device: `starts` has the address there of each. `copier`
+    /// alone reads and writes them.
+    ///
+    /// # Errors
+    ///
+    /// As [`PagedMemory::new`]; also if an address is zero, or so high that a buffer has no end.
+    ///
+    /// # Safety
+    ///
+    /// As [`PagedMemory::new`], for what the device reads and writes.
+    pub unsafe fn on_device(
+        starts: Vec<u64>,
+        buffer_bytes: usize,
+        pages: usize,
+        shape: PageShape,
+        copier: Arc<dyn Copier>,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> Result<Self> {
+        let is_address =
+            |start: &u64| *start > 0 && start.checked_add(buffer_bytes as u64).is_some();
+        if let Some(start) = starts.iter().find(|start| !is_address(start)) {
+            let message = format!("no buffer of {buffer_bytes} bytes is at address {start}");
+            return Err(Error::invalid(message));
+        }
+        Self::of(PageBuffers::Device { starts, copier }, buffer_bytes, pages, shape, owner)
+    }
+
+    fn of(
+        buffers: PageBuffers,
+        buffer_bytes: usize,
+        pages: usize,
+        shape: PageShape,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> Result<Self> {
+        if buffers.len() == 0 || pages == 0 {
             return Err(Error::invalid("a KV cache needs at least one layer and one page"));
         }
         shape.check(pages, buffer_bytes)?;
         let (used, process) = (Mutex::new(vec![false; pages]), Process::this());
-        Ok(Self { layers, shape, used, process, _owner: owner })
+        Ok(Self { buffers, shape, used, process, _owner: owner })
     }
 
     /// Pages of zeros in memory of its own, to be read through [`PagedBlocks::take_slice`]. For programs without an
@@ -183,7 +231,7 @@ impl PagedMemory {
     /// Number of layers.
     #[must_use]
     pub fn layers(&self) -> usize {
-        self.layers.len()
+        self.buffers.len()
     }
 
     /// The shape of its pages.
@@ -224,11 +272,42 @@ impl PagedMemory {
         }
         drop(used);
         let slices = Mutex::new(SliceUse::Unused);
-        Ok(PagedBlocks { pages: Arc::new(UsedPages { memory: Arc::clone(self), table, slices }) })
+        let pages = UsedPages { memory: Arc::clone(self), table, slices };
+        Ok(PagedBlocks { pages: Arc::new(pages), after: None })
+    }
+}
+
+impl PageBuffers {
+    fn len(&self) -> usize {
+        match self {
+            Self::Memory(starts) => starts.len(),
+            Self::Device { starts, .. } => starts.len(),
+        }
     }
 }
 
 impl PagedBlocks {
+    /// The same pages, which their device still uses up to `point`: they are filled after that.
+    #[must_use]
+    pub fn used_until(self, point: StreamPoint) -> Self {
+        Self { after: Some(point), ..self }
+    }
+
+    /// What their device does before they are filled.
+    #[must_use]
+    pub fn after(&self) -> Option<&StreamPoint> {
+        self.after.as_ref()
+    }
+
+    /// What copies their bytes, if they are in memory of a device.
+    #[must_use]
+    pub fn copier(&self) -> Option<&Arc<dyn Copier>> {
+        match &self.pages.memory.buffers {
+            PageBuffers::Memory(_) => None,
+            PageBuffers::Device { copier, .. } => Some(copier),
+        }
+    }
+
     /// Number of blocks.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -266,7 +345,7 @@ impl PagedBlocks {
     ///
     /// If the block or the layer does not exist.
     #[must_use]
-    pub fn take_slice(&self, block: usize, layer: u32) -> Option<Vec<Memory>> {
+    pub fn take_slice(&self, block: usize, layer: u32) -> Option<PageSlice> {
         let (blocks, layers) = (self.len(), self.layers());
         assert!(block < blocks && (layer as usize) < layers, "no layer {layer} of block {block}");
         let mut slices = self.pages.slices.lock();
@@ -286,7 +365,7 @@ impl PagedBlocks {
     ///
     /// As [`PagedBlocks::take_slice`].
     #[must_use]
-    pub fn read_slice(&self, block: usize, layer: u32) -> Option<Vec<Memory>> {
+    pub fn read_slice(&self, block: usize, layer: u32) -> Option<PageSlice> {
         let mut slices = self.pages.slices.lock();
         if matches!(*slices, SliceUse::Filled(_)) {
             return None;
@@ -295,23 +374,31 @@ impl PagedBlocks {
         Some(self.slice(block, layer, false))
     }
 
-    fn slice(&self, block: usize, layer: u32, writable: bool) -> Vec<Memory> {
+    fn slice(&self, block: usize, layer: u32, writable: bool) -> PageSlice {
         let UsedPages { memory, table, .. } = &*self.pages;
         let PageShape { stride, parts, pages_per_block } = &memory.shape;
-        let start = memory.layers[layer as usize];
         let pages = &table[block * pages_per_block..(block + 1) * pages_per_block];
-        let mut slice = Vec::with_capacity(pages.len() * parts.len());
-        for page in pages {
-            for PagePart { offset, bytes } in parts {
-                let owner: Arc<dyn Any + Send + Sync> = Arc::clone(&self.pages) as _;
-                let at = *page as usize * stride + offset;
-                // SAFETY: the part is inside the buffer of the layer (invariant 1), which the owner keeps. Nobody else
-                // has memory of it that one of both writes (invariant 2), and the engine does not use it: the promise
-                // of `PagedMemory::new`.
-                slice.push(unsafe { Memory::from_raw(start.add(at), *bytes, writable, owner) });
+        let ranges = pages.iter().flat_map(|page| {
+            parts.iter().map(|part| (*page as usize * stride + part.offset, part.bytes))
+        });
+        let owner = || -> Arc<dyn Any + Send + Sync> { Arc::clone(&self.pages) as _ };
+        match &memory.buffers {
+            PageBuffers::Device { starts, .. } => {
+                let start = starts[layer as usize];
+                let piece = |(at, bytes)| DevicePiece { address: start + at as u64, bytes };
+                PageSlice::Device(DeviceSlice::new(ranges.map(piece).collect(), owner()))
+            }
+            PageBuffers::Memory(starts) => {
+                let start = starts[layer as usize];
+                let piece = |(at, bytes)| {
+                    // SAFETY: the part is inside the buffer of the layer (invariant 1), which the owner keeps. Nobody
+                    // else has memory of it that one of both writes (invariant 2), and the engine does not use it: the
+                    // promise of `PagedMemory::new`.
+                    unsafe { Memory::from_raw(start.add(at), bytes, writable, owner()) }
+                };
+                PageSlice::Memory(ranges.map(piece).collect())
             }
         }
-        slice
     }
 }
 
@@ -327,7 +414,7 @@ impl Drop for UsedPages {
 
 impl fmt::Debug for PagedMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PagedMemory({} layers, {:?})", self.layers.len(), self.shape)
+        write!(f, "PagedMemory({} layers, {:?})", self.layers(), self.shape)
     }
 }
 
@@ -376,10 +463,11 @@ mod tests {
     fn a_slice_has_the_parts_of_its_pages_in_order_and_is_taken_once() {
         // Keys of four pages, then values of four pages, with gaps between the pages.
         let memory = Paged::zeroed(2, 96, 4, shape(12, &[(0, 10), (48, 10)], 2)).unwrap();
-        let start = memory.layers[1].as_ptr() as usize;
+        let PageBuffers::Memory(starts) = &memory.buffers else { unreachable!("in memory") };
+        let start = starts[1].as_ptr() as usize;
         let blocks = memory.blocks(vec![3, 0, 1, 2]).unwrap();
         assert_eq!((blocks.len(), blocks.slice_bytes()), (2, 40));
-        let slice = blocks.take_slice(0, 1).unwrap();
+        let slice = blocks.take_slice(0, 1).unwrap().into_memory();
         let offsets: Vec<_> = slice.iter().map(|piece| piece.address() - start).collect();
         assert_eq!(offsets, [36, 84, 0, 48]);
         assert!(blocks.take_slice(0, 1).is_none() && blocks.take_slice(0, 0).is_some());
@@ -387,7 +475,7 @@ mod tests {
         drop((slice, blocks));
         let blocks = memory.blocks(vec![3, 0]).unwrap();
         assert!(blocks.is_unused());
-        let reads = [(); 2].map(|()| blocks.read_slice(0, 1).unwrap());
+        let reads = [(); 2].map(|()| blocks.read_slice(0, 1).unwrap().into_memory());
         assert!(reads.iter().flatten().all(|piece| !piece.is_writable()));
         assert!(blocks.take_slice(0, 0).is_none() && !blocks.is_unused());
     }

@@ -22,9 +22,10 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::backing::{Backing, is_in_memory, is_regular, refused};
 use super::handle::{Memory, RegionId};
+use super::mapping::{Mapping, MappingKeeper};
 use super::shared::BackingFile;
 use super::{huge_pages, lent, shared};
-use crate::{IoError, Process, StopSignal};
+use crate::{IoError, StopSignal};
 
 /// When the system provides the physical memory of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,10 +48,11 @@ pub enum Access {
 /// One mapping. Shared by all claims of its ranges.
 pub struct Region {
     id: RegionId,
-    start: NonNull<u8>,
-    bytes: usize,
+    /// `None` only while it is dropped.
+    mapping: Option<Mapping>,
+    /// Takes the mapping when the region ends.
+    keeper: Mutex<Option<MappingKeeper>>,
     access: Access,
-    process: Process,
     /// The file behind it, if other processes may map it.
     file: Option<OwnedFd>,
     /// Whether its memory goes back to the system with it, although others may have the file open.
@@ -66,7 +68,7 @@ unsafe impl Sync for Region {}
 
 impl fmt::Debug for Region {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Region({} bytes)", self.bytes)
+        write!(f, "Region({} bytes)", self.bytes())
     }
 }
 
@@ -121,7 +123,7 @@ impl Region {
         let BackingFile { file, created, has_size } = shared::open(backing, bytes, purpose)?;
         let region = Self::map(file, bytes, Access::ReadWrite, purpose)?;
         if has_size {
-            shared::provide(region.file(), region.start, bytes, stop).map_err(failed)?;
+            shared::provide(region.file(), region.mapping().start, bytes, stop).map_err(failed)?;
         }
         if let Some(created) = created {
             created.keep();
@@ -203,20 +205,32 @@ impl Region {
 
     fn of(start: *mut c_void, bytes: usize, access: Access, file: Option<OwnedFd>) -> Self {
         let start = NonNull::new(start.cast::<u8>()).expect("a mapping is never at address zero");
-        let (process, claimed) = (Process::this(), Mutex::default());
-        let id = RegionId::next();
-        let region = Self { id, start, bytes, access, process, file, is_lent: false, claimed };
+        // SAFETY: the callers have just mapped it.
+        let mapping = unsafe { Mapping::of(start, bytes) };
+        let region = Self {
+            id: RegionId::next(),
+            mapping: Some(mapping),
+            keeper: Mutex::default(),
+            access,
+            file,
+            is_lent: false,
+            claimed: Mutex::default(),
+        };
         // A fork would copy all of it if the device holds its pages, or share the pages under a running read: open(2)
         // warns of that. The child does not need them.
         region.advise(Advice::LinuxDontFork);
         region
     }
 
+    fn mapping(&self) -> &Mapping {
+        self.mapping.as_ref().expect("mapped until it is dropped")
+    }
+
     fn advise(&self, advice: Advice) {
-        let start = self.start.as_ptr().cast();
+        let start = self.mapping().start.as_ptr().cast();
         // SAFETY: advice about our own mapping, none of which changes its bytes. A forked child never touches it
         // (invariant 3). Advice that the kernel does not know is no loss.
-        let _ = unsafe { rustix::mm::madvise(start, self.bytes, advice) };
+        let _ = unsafe { rustix::mm::madvise(start, self.bytes(), advice) };
     }
 
     /// A descriptor of the same memory through which nothing can be written.
@@ -253,27 +267,52 @@ impl Region {
     /// Its size.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.bytes
+        self.mapping().bytes
     }
 
     /// Address and length.
     #[must_use]
     pub fn range(&self) -> (usize, usize) {
-        (self.start.as_ptr() as usize, self.bytes)
+        self.mapping().range()
+    }
+
+    /// What this process may do with it.
+    #[must_use]
+    pub fn access(&self) -> Access {
+        self.access
+    }
+
+    /// Whether its memory stays the same physical memory as long as it exists. That of [`Region::lent`] goes back to the
+    /// system in between, so nothing may remember where it is.
+    #[must_use]
+    pub fn keeps_memory(&self) -> bool {
+        !self.is_lent
+    }
+
+    /// Has `keeper` take the mapping when nobody uses the region any more, for something that must let go of the memory
+    /// before it is unmapped, such as a GPU. Returns `false`, and does not keep it, if the region has a keeper.
+    #[must_use]
+    pub fn keep_mapping(&self, keeper: MappingKeeper) -> bool {
+        let mut place = self.keeper.lock();
+        let is_free = place.is_none();
+        if is_free {
+            *place = Some(keeper);
+        }
+        is_free
     }
 
     /// The address of `len` bytes at `offset`, for foreign code that reads them in place; `None` if they are not inside
     /// the region.
     #[must_use]
     pub fn address_of(&self, offset: usize, len: usize) -> Option<usize> {
-        let fits = offset.checked_add(len).is_some_and(|end| end <= self.bytes);
-        fits.then(|| self.start.as_ptr() as usize + offset)
+        let fits = offset.checked_add(len).is_some_and(|end| end <= self.bytes());
+        fits.then(|| self.mapping().start.as_ptr() as usize + offset)
     }
 
     /// Whether it was mapped by this process.
     #[must_use]
     pub fn is_here(&self) -> bool {
-        self.process.is_this()
+        self.mapping().is_here()
     }
 
     /// The address of `len` bytes at `offset`.
@@ -282,10 +321,10 @@ impl Region {
     ///
     /// If they are not inside the region.
     pub(crate) fn part(&self, offset: usize, len: usize) -> NonNull<u8> {
-        let fits = offset.checked_add(len).is_some_and(|end| end <= self.bytes);
-        assert!(fits, "{len} bytes at {offset} of a region of {}", self.bytes);
+        let fits = offset.checked_add(len).is_some_and(|end| end <= self.bytes());
+        assert!(fits, "{len} bytes at {offset} of a region of {}", self.bytes());
         // SAFETY: at most the end of the mapping.
-        unsafe { self.start.add(offset) }
+        unsafe { self.mapping().start.add(offset) }
     }
 
     /// The `len` bytes at `offset`, which `owner` keeps mapped.
@@ -378,16 +417,21 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        if !self.is_here() {
-            // This address may belong to something else by now.
+        let mapping = self.mapping.take().expect("dropped once");
+        let keeper = self.keeper.get_mut().take();
+        if !mapping.is_here() {
+            // What keeps mappings belongs to the parent.
+            std::mem::forget(keeper);
             return;
         }
         if self.is_lent {
-            self.give_back(0, self.bytes);
+            lent::give_back(self.file(), 0, mapping.bytes);
         }
-        // SAFETY: the mapping is ours. Every claim and every part holds its owner, and so this region, alive.
-        let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.bytes) };
-        debug_assert!(unmapped.is_ok(), "a mapping of ours");
+        // Every claim and every part holds its owner, and so this region, alive.
+        match keeper {
+            Some(keeper) => keeper(mapping),
+            None => drop(mapping),
+        }
     }
 }
 

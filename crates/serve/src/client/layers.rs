@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{ChainHash, Clock, Error, Namespace, Result};
-use dalsegno_io::{Copier, CopySource, SliceCopy, copy_all};
+use dalsegno_io::Copier;
 use dalsegno_store::{
     Direction, GatheredBlocks, GatheredLayer, GatheredPut, LayerHost, LayerSpan, LayerWork,
-    LayerWriter, Terms, Transfer, copied,
+    LayerWriter, Terms, Transfer,
 };
 
 use super::inner::Inner;
@@ -57,9 +57,7 @@ pub(super) fn layer_writer(
 impl GatheredBlocks for ClientBlocks {
     fn fill(&mut self, layer: GatheredLayer, copier: &dyn Copier) -> Result<()> {
         let GatheredLayer { offset, bytes, slices } = layer;
-        let to = self.allocation.slices(offset, bytes)?.into_iter();
-        let copy = |(to, from)| SliceCopy::new(CopySource::Memory(from), vec![to]);
-        copied(copy_all(copier, to.zip(slices).map(copy).collect()))
+        slices.copy_to(self.allocation.slices(offset, bytes)?.into_iter(), copier)
     }
 
     fn put(self: Box<Self>, terms: &Terms) -> Result<GatheredPut> {

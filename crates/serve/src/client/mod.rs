@@ -37,8 +37,8 @@ use dalsegno_core::{ChainHash, ErrorKind, Namespace, NamespaceId, Result, StoreI
 use dalsegno_io::{Executor, SystemClock};
 use dalsegno_store::{
     Cause, Direction, GetReport, LayerSpan, LayerWriter, Load, LoadProgress, LoadTarget, Located,
-    Memory, Outcome, PageTarget, PagedBlocks, Put, PutOutcome, PutReport, RegisterOptions, Scope,
-    Terms, Transfer, TransferLanes, absolute, check_get, check_pages, no_thread,
+    Memory, Outcome, PageTarget, PagedBlocks, Put, PutOutcome, PutReport, Region, RegisterOptions,
+    Scope, Terms, Transfer, TransferLanes, absolute, check_get, check_pages, no_thread,
 };
 use parking_lot::Mutex;
 
@@ -307,6 +307,17 @@ impl Client {
             Ok(lease.copy_to(&pages, count, terms))
         });
         Ok(Load::new(transfer, progress, layout.layers()))
+    }
+
+    /// See [`Store::pool_region`](dalsegno_store::Store::pool_region): that of the server, which this process may only
+    /// read. `None` while the server is away. Another server has another one.
+    ///
+    /// # Errors
+    ///
+    /// `Closed`.
+    pub fn pool_region(&self) -> Result<Option<Arc<Region>>> {
+        let server = self.enter()?.server();
+        Ok(server.ok().map(|server| Arc::clone(server.arena().region())))
     }
 
     /// See [`Store::lease`](dalsegno_store::Store::lease).

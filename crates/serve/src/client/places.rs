@@ -35,6 +35,11 @@ impl ServedArena {
         Ok(Self { header: header.ok_or_else(strange)?, region: Arc::new(region) })
     }
 
+    /// Its memory.
+    pub(super) fn region(&self) -> &Arc<Region> {
+        &self.region
+    }
+
     /// Names the server: another one has another epoch.
     pub(super) fn epoch(&self) -> u64 {
         self.header.epoch

@@ -35,7 +35,7 @@ fn end(load: &Load) -> usize {
 
 fn bytes_of(memory: &Arc<PagedMemory>, table: &[u32]) -> Vec<Vec<u8>> {
     let pages = memory.blocks(table.to_vec()).unwrap();
-    let slice = |at, layer| pages.take_slice(at, layer).unwrap();
+    let slice = |at, layer| pages.take_slice(at, layer).unwrap().into_memory();
     let block = |at| {
         let slices = (0..2).flat_map(|layer| slice(at, layer));
         slices.flat_map(|memory| memory.as_slice().to_vec()).collect()

@@ -13,12 +13,11 @@ use std::time::Duration;
 use dalsegno_core::{
     ChainHash, Clock, DramAdmission, Error, ErrorKind, Namespace, NamespaceId, Result,
 };
-use dalsegno_io::{Copier, CopySource, Memory, SliceCopy, copy_all, copy_pieces};
+use dalsegno_io::{Copier, Memory, lend};
 
 use crate::api::door::{Door, Start};
 use crate::api::layer_writer::{
     GatheredBlocks, GatheredLayer, GatheredPut, LayerHost, LayerSpan, LayerWork, LayerWriter,
-    copied,
 };
 use crate::jobs::transfers::{Direction, Transfer, TransferLanes};
 use crate::put::report::PutOutcome;
@@ -136,17 +135,13 @@ fn gather(
 impl GatheredBlocks for StoreBlocks {
     fn fill(&mut self, layer: GatheredLayer, copier: &dyn Copier) -> Result<()> {
         let GatheredLayer { offset, bytes, slices } = layer;
-        let mut batch = Vec::with_capacity(slices.len());
-        for (block, pieces) in self.blocks.iter_mut().zip(slices) {
-            match block {
-                GatheredBlock::Place(place) => {
-                    let to = vec![place.part(offset, bytes)];
-                    batch.push(SliceCopy::new(CopySource::Memory(pieces), to));
-                }
-                GatheredBlock::Heap(block) => copy_pieces(&pieces, &mut block[offset..]),
-            }
-        }
-        copied(copy_all(copier, batch))
+        lend(|lender| {
+            let to = self.blocks.iter_mut().map(|block| match block {
+                GatheredBlock::Place(place) => place.part(offset, bytes),
+                GatheredBlock::Heap(block) => lender.exclusive(&mut block[offset..offset + bytes]),
+            });
+            slices.copy_to(to, copier)
+        })
     }
 
     fn put(self: Box<Self>, terms: &Terms) -> Result<GatheredPut> {

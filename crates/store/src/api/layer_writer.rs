@@ -10,13 +10,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{ChainHash, Clock, Error, ErrorKind, KvLayout, Result};
-use dalsegno_io::{Call, Copier, Memory, PagedBlocks};
+use dalsegno_io::{
+    Call, Copier, CopyBatch, Memory, PageSlice, PagedBlocks, SliceCopy, StreamPoint, copy_all,
+};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::error::to_error;
 use crate::jobs::transfers::Transfer;
 use crate::put::report::{PutOutcome, PutReport};
-use crate::sizes::{check_blocks, check_layer, check_page_sizes};
+use crate::sizes::{check_layer, check_page_sizes, check_sizes};
 use crate::terms::Terms;
 
 /// Which blocks of a chain a writer puts.
@@ -80,8 +82,41 @@ pub struct GatheredLayer {
     pub offset: usize,
     /// Its bytes in each block.
     pub bytes: usize,
-    /// For each block the bytes, in order.
-    pub slices: Vec<Vec<Memory>>,
+    /// Its bytes of all blocks.
+    pub slices: LayerSlices,
+}
+
+/// One layer of blocks, wherever it is.
+#[derive(Debug)]
+pub struct LayerSlices {
+    slices: Vec<PageSlice>,
+    copier: Option<Arc<dyn Copier>>,
+    after: Option<StreamPoint>,
+}
+
+impl FromIterator<Vec<Memory>> for LayerSlices {
+    fn from_iter<T: IntoIterator<Item = Vec<Memory>>>(blocks: T) -> Self {
+        let slices = blocks.into_iter().map(PageSlice::Memory).collect();
+        Self { slices, copier: None, after: None }
+    }
+}
+
+impl LayerSlices {
+    /// Copies each slice to the memory at its position, and waits for that. `copier` copies those in memory of this
+    /// machine.
+    ///
+    /// # Errors
+    ///
+    /// `Unavailable` if a copy failed.
+    pub fn copy_to(self, to: impl Iterator<Item = Memory>, fallback: &dyn Copier) -> Result<()> {
+        let Self { slices, copier: of_device, after } = self;
+        let pairs = slices.into_iter().zip(to);
+        let copies = pairs.map(|(from, to)| SliceCopy::new(from.into(), to.into())).collect();
+        let is_copied =
+            copy_all(of_device.as_deref().unwrap_or(fallback), CopyBatch { copies, after });
+        let message = "a layer could not be copied; store it again";
+        if is_copied { Ok(()) } else { Err(Error::new(ErrorKind::Unavailable, message)) }
+    }
 }
 
 /// How a put of gathered blocks ended. Neither counts blocks that were declined or removed, or that another put is
@@ -155,22 +190,22 @@ impl LayerWriter {
         self.count
     }
 
-    /// Stores one layer: `blocks[b]` holds the slice of block `first() + b`. The bytes were copied when it returns. A
+    /// Stores one layer, of the blocks from `first()` on. The bytes were copied when it returns. A
     /// layer that failed may be stored again.
     ///
     /// # Errors
     ///
     /// `Invalid` for a wrong layer, count or size, or after the commit; `Unavailable` if the time was up first;
     /// `Closed`.
-    pub fn store_layer(&self, layer: u32, blocks: Vec<Vec<Memory>>, terms: &Terms) -> Result<()> {
+    pub fn store_layer(&self, layer: u32, blocks: LayerSlices, terms: &Terms) -> Result<()> {
         let clock = self.host.enter()?;
         let call = terms.call(clock.as_ref());
-        if blocks.len() != self.count {
-            let (given, count) = (blocks.len(), self.count);
+        if blocks.slices.len() != self.count {
+            let (given, count) = (blocks.slices.len(), self.count);
             return Err(Error::invalid(format!("{given} slices for {count} blocks")));
         }
         let slice_bytes = self.layout.slice_bytes();
-        check_blocks(&blocks, u64::from(slice_bytes))?;
+        check_sizes(blocks.slices.iter().map(PageSlice::bytes), u64::from(slice_bytes))?;
         check_layer(layer, self.layout.layers())?;
         let mut progress = self.lock(&call, clock.as_ref())?;
         let (gathered, layers) = match &mut *progress {
@@ -190,17 +225,23 @@ impl LayerWriter {
     }
 
     /// The slices of one layer in the pages of an engine, for [`LayerWriter::store_layer`]. `pages` are those of all
-    /// blocks of the writer.
+    /// blocks of the writer, and `after` a point in the work of their device by which the layer is there.
     ///
     /// # Errors
     ///
     /// `Invalid` if the pages have another shape, if there is no such layer, or if a load fills the pages.
-    pub fn slices_of(&self, pages: &PagedBlocks, layer: u32) -> Result<Vec<Vec<Memory>>> {
+    pub fn slices_of(
+        &self,
+        pages: &PagedBlocks,
+        layer: u32,
+        after: Option<StreamPoint>,
+    ) -> Result<LayerSlices> {
         check_page_sizes(self.layout, self.count, pages)?;
         check_layer(layer, self.layout.layers())?;
         let slices = (0..self.count).map(|block| pages.read_slice(block, layer));
         let filled = || Error::invalid("a load fills these pages; wait for its end");
-        slices.collect::<Option<_>>().ok_or_else(filled)
+        let slices = slices.collect::<Option<_>>().ok_or_else(filled)?;
+        Ok(LayerSlices { slices, copier: pages.copier().cloned(), after })
     }
 
     /// Starts [`LayerWriter::store_layer`] in the background; never waits. A full queue gives a transfer that has ended
@@ -209,7 +250,7 @@ impl LayerWriter {
     pub fn submit_store_layer(
         &self,
         layer: u32,
-        blocks: Vec<Vec<Memory>>,
+        blocks: LayerSlices,
         timeout: Option<Duration>,
     ) -> Transfer<()> {
         let message =
@@ -285,12 +326,6 @@ impl LayerWriter {
             }
         }
     }
-}
-
-/// The result of copies, of which `is_copied` says whether they succeeded. Fails with `Unavailable`.
-pub fn copied(is_copied: bool) -> Result<()> {
-    let message = "a layer could not be copied; store it again";
-    if is_copied { Ok(()) } else { Err(Error::new(ErrorKind::Unavailable, message)) }
 }
 
 fn committed_already() -> Error {

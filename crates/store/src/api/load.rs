@@ -7,7 +7,7 @@ use dalsegno_core::{ChainHash, KvLayout, Result};
 use dalsegno_io::{Memory, PagedBlocks, Process};
 
 use crate::jobs::transfers::Transfer;
-use crate::load::progress::{LayerOutcome, LoadProgress};
+use crate::load::progress::{LayerOrder, LayerOutcome, LoadProgress};
 use crate::read::outcome::GetReport;
 use crate::sizes::{check_get, check_layer, check_pages};
 
@@ -83,5 +83,19 @@ impl LoadLayers {
             return Ok(Some(LayerOutcome::Lost));
         }
         Ok(self.progress.wait_layer(layer, timeout))
+    }
+
+    /// Waits until the work of a device can be ordered behind a layer, at most `timeout`; `None` if that is not known
+    /// yet. Only for loads to pages of a device. In a forked child the layer is lost.
+    ///
+    /// # Errors
+    ///
+    /// As [`LoadLayers::outcome`].
+    pub fn wait_order(&self, layer: u32, timeout: Option<Duration>) -> Result<Option<LayerOrder>> {
+        check_layer(layer, self.count)?;
+        if !self.process.is_this() {
+            return Ok(Some(LayerOrder::Never));
+        }
+        Ok(self.progress.wait_order(layer, timeout))
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use dalsegno_core::{ChainHash, Config, Error, Limits, Namespace, NamespaceId, Result, StoreId};
 use dalsegno_extent::Cause;
 use dalsegno_index::Scope;
-use dalsegno_io::{Memory, PagedBlocks};
+use dalsegno_io::{Memory, PagedBlocks, Region};
 
 use crate::api::door::Door;
 use crate::api::door::Start;
@@ -468,6 +468,16 @@ impl Store {
             Ok(copy_lease(&door.enter()?.loader, &lease, pages, copier, &end, terms))
         });
         Ok(Load::new(transfer, progress, layout.layers()))
+    }
+
+    /// The memory of its DRAM tier, for a device that reads blocks there; `None` if there is none.
+    ///
+    /// # Errors
+    ///
+    /// `Closed`.
+    pub fn pool_region(&self) -> Result<Option<Arc<Region>>> {
+        let store = self.door.enter()?;
+        Ok(store.recent.dram.arena().map(|arena| Arc::clone(arena.region())))
     }
 
     fn start(&self, direction: Direction, timeout: Option<Duration>) -> Start<'_> {

@@ -1,6 +1,7 @@
 //! Copies blocks from their places to the pages of an engine, layer by layer.
 //!
-//! 1. Two layers are copied at a time, lowest first. More gain nothing, and would delay the first one.
+//! 1. Layers are copied lowest first, and two at a time. More gain nothing if the processor copies, and would delay the
+//!    first one. A device copies one after the other, so some more wait in its queue.
 //! 2. A slice counts only if the block was in its place when the copy had ended.
 //! 3. Whatever ends a layer begins the next one, so no thread waits for it.
 
@@ -12,9 +13,6 @@ use dalsegno_io::{Call, CopySource};
 use parking_lot::{Condvar, Mutex};
 
 use super::target::{CopyKind, PageTarget};
-
-/// Layers that are copied at a time. Measured on an H200: two are as fast as four and eight.
-const WINDOW: u32 = 2;
 
 /// Blocks in places of a pool.
 pub trait PlacedSource: Send + Sync + 'static {
@@ -32,6 +30,7 @@ pub trait PlacedSource: Send + Sync + 'static {
 pub struct PlaceCopies<S> {
     source: S,
     target: Arc<PageTarget>,
+    most_in_flight: u32,
     window: Mutex<LayerWindow>,
     changed: Condvar,
 }
@@ -53,7 +52,9 @@ impl<S: PlacedSource> PlaceCopies<S> {
     #[must_use]
     pub fn start(source: S, target: &Arc<PageTarget>) -> Arc<Self> {
         let (window, changed) = (Mutex::default(), Condvar::new());
-        let copies = Arc::new(Self { source, target: Arc::clone(target), window, changed });
+        let (target, count) = (Arc::clone(target), source.numbers().len());
+        let most_in_flight = target.window(count * target.slice_bytes());
+        let copies = Arc::new(Self { source, target, most_in_flight, window, changed });
         copies.fill_window();
         copies
     }
@@ -92,7 +93,7 @@ impl<S: PlacedSource> PlaceCopies<S> {
             return;
         }
         window.is_filling = true;
-        while window.in_flight < WINDOW && window.next < layers && !window.is_stopped {
+        while window.in_flight < self.most_in_flight && window.next < layers && !window.is_stopped {
             let layer = window.next;
             window.next += 1;
             window.in_flight += 1;
@@ -133,8 +134,8 @@ mod tests {
     use std::time::Duration;
 
     use dalsegno_io::{
-        Copier, CopyDone, CpuCopier, Executor, Memory, PagePart, PageShape, PagedMemory, SliceCopy,
-        SystemClock, copy_all,
+        Copier, CopyBatch, CopyDone, CopyMark, CpuCopier, Executor, Memory, PagePart, PageShape,
+        PagedMemory, SystemClock, copy_all,
     };
 
     use super::super::progress::{LayerOutcome, LoadProgress};
@@ -144,7 +145,7 @@ mod tests {
 
     /// Keeps batches until somebody lets it copy them.
     #[derive(Default)]
-    struct LateCopier(Mutex<Vec<(Vec<SliceCopy>, CopyDone)>>);
+    struct LateCopier(Mutex<Vec<(CopyBatch, CopyDone)>>);
 
     impl std::fmt::Debug for LateCopier {
         fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -153,8 +154,9 @@ mod tests {
     }
 
     impl Copier for LateCopier {
-        fn copy(&self, batch: Vec<SliceCopy>, done: CopyDone) {
+        fn copy(&self, batch: CopyBatch, done: CopyDone) -> Option<CopyMark> {
             self.0.lock().push((batch, done));
+            None
         }
 
         fn copied_bytes(&self) -> u64 {
@@ -221,7 +223,7 @@ mod tests {
         assert!(target.close());
         let blocks = memory.blocks(vec![1, 0]).unwrap();
         for (at, layer) in [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)] {
-            let slice = blocks.read_slice(at, layer).unwrap();
+            let slice = blocks.read_slice(at, layer).unwrap().into_memory();
             let expected = u8::try_from(10 * at).unwrap() + u8::try_from(layer).unwrap();
             assert!(slice[0].as_slice().iter().all(|byte| *byte == expected), "{at} {layer}");
         }

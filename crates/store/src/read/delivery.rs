@@ -24,11 +24,11 @@ pub(super) struct Delivery {
     pub(super) pages: Option<Arc<PageTarget>>,
     /// The number in the load of the first block of the get.
     pub(super) first: u32,
-    batch: Mutex<CopyBatch>,
+    batch: Mutex<SliceBatch>,
 }
 
 #[derive(Debug, Default)]
-struct CopyBatch {
+struct SliceBatch {
     copies: Vec<LayerCopy>,
     bytes: usize,
 }
@@ -62,7 +62,7 @@ impl Delivery {
         self.pages.is_none()
     }
 
-    fn send(&self, pages: &Arc<PageTarget>, batch: CopyBatch) {
+    fn send(&self, pages: &Arc<PageTarget>, batch: SliceBatch) {
         let mut slices: BTreeMap<u32, usize> = BTreeMap::new();
         for copy in &batch.copies {
             *slices.entry(copy.layer).or_default() += 1;

@@ -147,6 +147,11 @@ impl Arena {
         })
     }
 
+    /// Its memory.
+    pub(crate) fn region(&self) -> &Arc<Region> {
+        &self.shared.region
+    }
+
     /// Total bytes, in whole units.
     pub(crate) fn capacity_bytes(&self) -> u64 {
         u64::from(self.shared.places.lock().unit_count()) * UNIT_BYTES

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::support::{block, chain, config, get, namespace, open, put};
 use dalsegno_store::{
     ChainHash, Config, DramAdmission, ErrorKind, LayerOutcome, LayerSpan, LayerWriter, LoadTarget,
-    Memory, NamespaceId, Store, Terms, Transfer, TransferState, lend,
+    NamespaceId, Store, Terms, Transfer, TransferState, lend,
 };
 
 const LAYERS: u32 = 3;
@@ -20,8 +20,7 @@ fn store_layer(
 ) -> Result<(), ErrorKind> {
     lend(|lender| {
         let at = layer as usize * SLICE;
-        let slices: Vec<Vec<Memory>> =
-            blocks.iter().map(|b| vec![lender.shared(&b[at..at + SLICE])]).collect();
+        let slices = blocks.iter().map(|b| vec![lender.shared(&b[at..at + SLICE])]).collect();
         let transfer = writer.submit_store_layer(layer, slices, timeout);
         end(&transfer).map_err(|error| error.kind())
     })

@@ -34,7 +34,7 @@ impl Engine {
     /// The bytes of some blocks, as they are in their pages.
     fn blocks(&self, table: &[u32]) -> Vec<Vec<u8>> {
         let pages = self.memory.blocks(table.to_vec()).unwrap();
-        let slice = |at, layer| pages.take_slice(at, layer).unwrap();
+        let slice = |at, layer| pages.take_slice(at, layer).unwrap().into_memory();
         let block = |at| {
             let slices = (0..LAYERS).flat_map(|layer| slice(at, layer));
             slices.flat_map(|memory| memory.as_slice().to_vec()).collect()

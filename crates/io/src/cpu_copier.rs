@@ -1,18 +1,15 @@
-//! Copies between the memory of a store and the KV cache of an engine.
-//!
-//! 1. A [`Copier`] calls `done` exactly once for each batch, after the last byte or after it failed.
-//! 2. A copy fails only as a whole batch. Then the contents of all destinations are undefined.
-//! 3. Work that waits for threads is bounded. Beyond the bound, the calling thread copies.
+//! Copies within the memory of this machine.
 
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use crossbeam_channel::bounded;
 use parking_lot::Mutex;
 
-use crate::{Executor, JobLane, Memory, Region};
+use crate::{
+    Copier, CopyBatch, CopyDone, CopyMark, CopySource, Executor, JobLane, Memory, PageSlice,
+    SliceCopy,
+};
 
 /// A batch of fewer bytes is copied by the calling thread: handing it to another one would take as long.
 const INLINE_BYTES: usize = 256 << 10;
@@ -21,73 +18,15 @@ const PART_BYTES: usize = 1 << 20;
 /// Parts that wait for a thread.
 const QUEUE: usize = 256;
 
-/// Bytes that are copied, in order, to one or several ranges of memory.
-#[derive(Debug)]
-pub struct SliceCopy {
-    from: CopySource,
-    to: Vec<Memory>,
-    bytes: usize,
-}
-
-/// Where bytes are copied from.
-#[derive(Debug)]
-pub enum CopySource {
-    /// Memory that nobody writes, in order.
-    Memory(Vec<Memory>),
-    /// Bytes of a region, from an offset on, that another process may be writing: see [`Region::copy_racing`].
-    Racing(Arc<Region>, usize),
-}
-
-/// Is called when a batch of copies has ended, with whether all bytes were copied.
-pub type CopyDone = Box<dyn FnOnce(bool) + Send>;
-
-/// Copies batches of slices.
-pub trait Copier: fmt::Debug + Send + Sync {
-    /// Copies a batch. May return before the end, and may call `done` before it returns.
-    fn copy(&self, batch: Vec<SliceCopy>, done: CopyDone);
-
-    /// Bytes copied so far by the processor.
-    fn copied_bytes(&self) -> u64;
-}
-
-/// Copies a batch and waits for its end. Returns whether all bytes were copied.
-pub fn copy_all(copier: &dyn Copier, batch: Vec<SliceCopy>) -> bool {
-    let (sender, receiver) = bounded(1);
-    let done = move |is_copied| sender.send(is_copied).expect("the receiver waits below");
-    copier.copy(batch, Box::new(done));
-    receiver.recv().unwrap_or(false)
-}
-
-impl SliceCopy {
-    /// A copy of all bytes of `from` to `to`.
-    ///
-    /// # Panics
-    ///
-    /// If memory to copy from has another number of bytes than `to`, or if `to` cannot be written.
-    #[must_use]
-    pub fn new(from: CopySource, to: Vec<Memory>) -> Self {
-        let bytes_of = |memory: &[Memory]| memory.iter().map(Memory::len).sum::<usize>();
-        let bytes = bytes_of(&to);
-        if let CopySource::Memory(from) = &from {
-            assert_eq!(bytes_of(from), bytes, "a copy has as many bytes as its source");
-        }
-        assert!(to.iter().all(Memory::is_writable), "a copy is written");
-        Self { from, to, bytes }
+/// Copies a slice. `false` if it is of a device.
+fn run(copy: SliceCopy) -> bool {
+    let (from, PageSlice::Memory(mut to)) = copy.into_sides() else { return false };
+    match from {
+        CopySource::Memory(from) => copy_between(&from, &mut to),
+        CopySource::Racing(region, offset) => region.copy_racing(offset, &mut to),
+        CopySource::Device(_) => return false,
     }
-
-    /// Number of bytes.
-    #[must_use]
-    pub fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    fn run(self) {
-        let Self { from, mut to, .. } = self;
-        match from {
-            CopySource::Memory(from) => copy_between(&from, &mut to),
-            CopySource::Racing(region, offset) => region.copy_racing(offset, &mut to),
-        }
-    }
+    true
 }
 
 /// Copies pieces to other pieces that together have as many bytes.
@@ -135,7 +74,8 @@ impl CpuCopier {
 }
 
 impl Copier for CpuCopier {
-    fn copy(&self, batch: Vec<SliceCopy>, done: CopyDone) {
+    fn copy(&self, batch: CopyBatch, done: CopyDone) -> Option<CopyMark> {
+        let batch = batch.copies;
         let bytes: usize = batch.iter().map(SliceCopy::bytes).sum();
         self.copied_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
         let is_small = bytes < INLINE_BYTES;
@@ -156,6 +96,7 @@ impl Copier for CpuCopier {
                 None => part.run(),
             }
         }
+        None
     }
 
     fn copied_bytes(&self) -> u64 {
@@ -200,8 +141,7 @@ struct PartEnd {
 impl BatchPart {
     fn run(self) {
         let Self { copies, mut end } = self;
-        copies.into_iter().for_each(SliceCopy::run);
-        end.is_copied = true;
+        end.is_copied = copies.into_iter().all(run);
     }
 }
 
@@ -223,9 +163,14 @@ impl Drop for PartEnd {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Region, copy_all};
 
     fn memory(bytes: &[u8]) -> Memory {
         Memory::owned(bytes.to_vec(), ())
+    }
+
+    fn batch(copies: impl IntoIterator<Item = SliceCopy>) -> CopyBatch {
+        CopyBatch { copies: copies.into_iter().collect(), after: None }
     }
 
     #[test]
@@ -235,7 +180,8 @@ mod tests {
         let mut out = vec![0; 100];
         lend_in_pieces(&mut out, |to| {
             let copier = CpuCopier::start(Executor::Inline, 1).unwrap();
-            assert!(copy_all(&copier, vec![SliceCopy::new(CopySource::Memory(from.into()), to)]));
+            let copy = SliceCopy::new(CopySource::Memory(from.into()), PageSlice::Memory(to));
+            assert!(copy_all(&copier, batch([copy])));
             assert_eq!(copier.copied_bytes(), 100);
         });
         assert_eq!(out, bytes);
@@ -259,11 +205,11 @@ mod tests {
         let mut out = vec![0; bytes.len()];
         crate::lend(|lender| {
             let pairs = bytes.chunks(BYTES).zip(out.chunks_mut(BYTES));
-            let batch = pairs.map(|(from, to)| {
+            let all = pairs.map(|(from, to)| {
                 let from = CopySource::Memory(vec![lender.shared(from)]);
-                SliceCopy::new(from, vec![lender.exclusive(to)])
+                SliceCopy::new(from, lender.exclusive(to).into())
             });
-            assert!(copy_all(&copier, batch.collect()));
+            assert!(copy_all(&copier, batch(all)));
         });
         assert_eq!(out, bytes);
     }
@@ -271,7 +217,8 @@ mod tests {
     #[test]
     #[should_panic(expected = "as many bytes as its source")]
     fn a_copy_of_another_size_is_refused_before_it_starts() {
-        let _ = SliceCopy::new(CopySource::Memory(vec![memory(&[1; 10])]), vec![Memory::zeroed(9)]);
+        let _ =
+            SliceCopy::new(CopySource::Memory(vec![memory(&[1; 10])]), Memory::zeroed(9).into());
     }
 
     #[test]
@@ -280,9 +227,9 @@ mod tests {
         let copier = CpuCopier::start(Executor::Threads, 2).unwrap();
         // Outside of the region.
         let bad =
-            SliceCopy::new(CopySource::Racing(region, 4096), vec![Memory::zeroed(PART_BYTES)]);
+            SliceCopy::new(CopySource::Racing(region, 4096), Memory::zeroed(PART_BYTES).into());
         let from = CopySource::Memory(vec![memory(&vec![1; PART_BYTES])]);
-        let good = SliceCopy::new(from, vec![Memory::zeroed(PART_BYTES)]);
-        assert!(!copy_all(&copier, vec![good, bad]));
+        let good = SliceCopy::new(from, Memory::zeroed(PART_BYTES).into());
+        assert!(!copy_all(&copier, batch([good, bad])));
     }
 }
