@@ -26,14 +26,16 @@ ARROWS: dict[str, set[str]] = {
     "index": {"core", "policy", "io"},
     "store": {"core", "policy", "arena", "io", "extent", "far", "log", "index"},
     "serve": {"core", "arena", "io", "store"},
-    "py": {"store", "serve"},
+    "cuda": {"core", "io"},
+    "py": {"store", "serve", "cuda"},
+    "fake-cuda": set(),
     "sim": {"core", "policy", "arena", "io", "extent", "far", "log", "index", "store", "serve"},
 }
 # Crates that only tests may use; nothing of a release depends on them.
-DEV_ONLY = {"sim"}
+DEV_ONLY = {"sim", "fake-cuda"}
 # Third-party crates that belong to one crate.
-HOMES = {"io-uring": "io", "libc": "io", "rustix": "io", "pyo3": "py"}
-UNSAFE_ALLOWED = {"io", "py", "sim"}
+HOMES = {"io-uring": "io", "libc": "io", "rustix": "io", "pyo3": "py", "libloading": "cuda"}
+UNSAFE_ALLOWED = {"io", "cuda", "py", "sim", "fake-cuda"}
 
 ENGINES = {"vllm", "sglang", "lmcache"}
 # Packages of the wheel `dalsegno`, and of `dalsegno-bench`, by their folders.

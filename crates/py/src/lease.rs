@@ -82,7 +82,7 @@ impl PyLease {
     fn load(&self, pages: &PyPagedBlocks, timeout_s: Option<f64>) -> PyResult<PyLoad> {
         let (lease, timeout) = (self.held()?, timeout(timeout_s)?);
         let load = self.store.load_lease(&lease, pages.take()?, timeout);
-        Ok(PyLoad::new(load.or_raise()?))
+        Ok(PyLoad::new(load.or_raise()?, pages.gpu()))
     }
 
     /// Ends the lease.

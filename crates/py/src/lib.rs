@@ -15,6 +15,7 @@ mod arguments;
 mod buffers;
 mod errors;
 mod far;
+mod gpu;
 mod json;
 mod lease;
 mod load;
@@ -49,6 +50,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<namespace::PyNamespace>()?;
     module.add_class::<lease::PyLease>()?;
     module.add_class::<allocation::PyAllocation>()?;
+    module.add_class::<gpu::PyGpu>()?;
+    module.add_class::<gpu::PyGpuPoint>()?;
     module.add_class::<pages::PyPagedMemory>()?;
     module.add_class::<pages::PyPagedBlocks>()?;
     module.add_class::<load::PyLoad>()?;

@@ -1,10 +1,14 @@
 //! `Load`.
 
-use dalsegno_store::{GetReport, LayerOutcome, Load, LoadLayers, TransferState};
+use std::sync::Arc;
+
+use dalsegno_cuda::GpuCopier;
+use dalsegno_store::{GetReport, LayerOrder, LayerOutcome, Load, LoadLayers, TransferState};
 use pyo3::prelude::*;
 
 use crate::arguments::{Number, timeout};
-use crate::errors::OrRaise;
+use crate::errors::{InvalidError, OrRaise};
+use crate::gpu::order;
 use crate::transfer::{Pending, add_callback};
 
 /// A load in the background, from :meth:`Namespace.load` or :meth:`Lease.load`.
@@ -15,11 +19,13 @@ use crate::transfer::{Pending, add_callback};
 pub(crate) struct PyLoad {
     pending: Pending<GetReport>,
     layers: LoadLayers,
+    /// The GPU to whose memory it loads.
+    gpu: Option<Arc<GpuCopier>>,
 }
 
 impl PyLoad {
-    pub(crate) fn new(load: Load) -> Self {
-        Self { pending: Pending::new(load.transfer), layers: load.layers }
+    pub(crate) fn new(load: Load, gpu: Option<Arc<GpuCopier>>) -> Self {
+        Self { pending: Pending::new(load.transfer), layers: load.layers, gpu }
     }
 }
 
@@ -59,6 +65,50 @@ impl PyLoad {
         let (layer, timeout) = (layer.named("layer")?, timeout(timeout_s)?);
         let outcome = py.detach(|| self.layers.wait(layer, timeout)).or_raise()?;
         Ok(outcome.map(|outcome| outcome == LayerOutcome::Ready))
+    }
+
+    /// Lets later work of a stream of the GPU wait for a layer, once its copies are queued there.
+    ///
+    /// Only for loads to pages of a GPU. The GPU waits, not this thread. Whether the blocks were
+    /// right is known when the load has ended.
+    ///
+    /// Args:
+    ///     layer: Index of the layer, from 0.
+    ///     stream: Number of the stream, as ``torch.cuda.Stream.cuda_stream``; it must exist.
+    ///     timeout_s: Most seconds to wait until the copies are queued; ``None`` waits until the
+    ///         load has ended.
+    ///
+    /// Returns:
+    ///     ``True`` if the stream waits or the layer is ready, ``False`` if the load has ended and
+    ///     at least one block lacks it, ``None`` if its copies are not queued yet.
+    ///
+    /// Raises:
+    ///     InvalidError: There is no such layer, the load is not to a GPU, or ``timeout_s`` is
+    ///         negative or not finite.
+    ///     UnavailableError: The driver refused.
+    #[pyo3(signature = (layer, stream, *, timeout_s=None))]
+    fn order_layer(
+        &self,
+        py: Python<'_>,
+        layer: Number<u32>,
+        stream: Number<usize>,
+        timeout_s: Option<f64>,
+    ) -> PyResult<Option<bool>> {
+        let (layer, timeout) = (layer.named("layer")?, timeout(timeout_s)?);
+        let stream = stream.named("stream")?;
+        let gpu = self.gpu.as_ref().ok_or_else(|| {
+            InvalidError::new_err("the load is to memory of this machine; call wait_layer")
+        })?;
+        let layers = &self.layers;
+        Ok(match py.detach(|| layers.wait_order(layer, timeout)).or_raise()? {
+            None => None,
+            Some(LayerOrder::Never) => Some(false),
+            Some(LayerOrder::Any) => Some(true),
+            Some(LayerOrder::After(mark)) => {
+                order(gpu, stream, mark)?;
+                Some(true)
+            }
+        })
     }
 
     /// Returns whether the load has ended, in whatever way. Never waits.

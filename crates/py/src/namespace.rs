@@ -11,6 +11,7 @@ use crate::allocation::PyAllocation;
 use crate::arguments::{Number, timeout};
 use crate::buffers::{blocks, hashes};
 use crate::errors::OrRaise;
+use crate::gpu::PyGpu;
 use crate::json::to_python;
 use crate::lease::PyLease;
 use crate::load::PyLoad;
@@ -391,12 +392,29 @@ impl PyNamespace {
         timeout_s: Option<f64>,
     ) -> PyResult<PyLoad> {
         let (chain, timeout) = (hashes(chain)?, timeout(timeout_s)?);
-        let target = match into.cast::<PyPagedBlocks>() {
-            Ok(pages) => LoadTarget::Pages(pages.get().take()?),
-            Err(_) => LoadTarget::Blocks(blocks(into, Access::Write)?),
+        let (target, gpu) = match into.cast::<PyPagedBlocks>() {
+            Ok(pages) => (LoadTarget::Pages(pages.get().take()?), pages.get().gpu()),
+            Err(_) => (LoadTarget::Blocks(blocks(into, Access::Write)?), None),
         };
         let load = self.store.load(self.namespace.id(), chain, target, timeout);
-        Ok(PyLoad::new(load.or_raise()?))
+        Ok(PyLoad::new(load.or_raise()?, gpu))
+    }
+
+    /// Has a GPU register the memory of the DRAM tier, in the background, unless it has.
+    ///
+    /// Copies between places there and the GPU need no processor then. All of that memory becomes
+    /// resident. A server that was restarted has another one: call this again from time to time.
+    ///
+    /// Args:
+    ///     gpu: The GPU.
+    ///
+    /// Raises:
+    ///     ClosedError: The store is closed.
+    fn register_pool(&self, gpu: &PyGpu) -> PyResult<()> {
+        if let Some(region) = self.store.pool_region().or_raise()? {
+            gpu.copier().register(&region);
+        }
+        Ok(())
     }
 
     /// Removes blocks permanently, on all hosts that share a far directory.

@@ -1,12 +1,13 @@
 //! `LayerWriter`.
 
-use dalsegno_store::{LayerWriter, Memory, Terms};
+use dalsegno_store::{LayerSlices, LayerWriter, Terms};
 use pyo3::prelude::*;
 
 use crate::access::Access;
 use crate::arguments::{Number, timeout};
 use crate::buffers::blocks;
 use crate::errors::OrRaise;
+use crate::gpu::PyGpuPoint;
 use crate::pages::PyPagedBlocks;
 use crate::transfer::PyTransfer;
 
@@ -22,10 +23,18 @@ impl PyLayerWriter {
     }
 
     /// The slices of a layer: buffers, or in pages.
-    fn slices(&self, layer: u32, blocks: &Bound<'_, PyAny>) -> PyResult<Vec<Vec<Memory>>> {
+    fn slices(
+        &self,
+        layer: u32,
+        blocks: &Bound<'_, PyAny>,
+        after: Option<&PyGpuPoint>,
+    ) -> PyResult<LayerSlices> {
+        let after = after.map(PyGpuPoint::point);
         match blocks.cast::<PyPagedBlocks>() {
-            Ok(pages) => pages.get().with(|pages| self.writer.slices_of(pages, layer))?.or_raise(),
-            Err(_) => self::blocks(blocks, Access::Read),
+            Ok(pages) => {
+                pages.get().with(|pages| self.writer.slices_of(pages, layer, after))?.or_raise()
+            }
+            Err(_) => Ok(self::blocks(blocks, Access::Read)?.into_iter().collect()),
         }
     }
 }
@@ -55,22 +64,24 @@ impl PyLayerWriter {
     ///     blocks: One slice per block, ``slice_bytes`` bytes each; or pages of an engine for all
     ///         blocks of the put, from :meth:`PagedMemory.blocks`. Keep them until the last layer
     ///         is stored.
+    ///     after: The point in the GPU's work by which the layer is in its pages.
     ///     timeout_s: Seconds after which the layer fails; ``None`` waits.
     ///
     /// Raises:
     ///     InvalidError: The layer, the number of slices or a size is wrong.
     ///     UnavailableError: The time was up before the layer was copied.
-    #[pyo3(signature = (layer, blocks, *, timeout_s=None))]
+    #[pyo3(signature = (layer, blocks, *, after=None, timeout_s=None))]
     fn store_layer(
         &self,
         py: Python<'_>,
         layer: Number<u32>,
         blocks: &Bound<'_, PyAny>,
+        after: Option<&PyGpuPoint>,
         timeout_s: Option<f64>,
     ) -> PyResult<()> {
         let layer = layer.named("layer")?;
         let terms = Terms { timeout: timeout(timeout_s)?, cancel: None };
-        let memory = self.slices(layer, blocks)?;
+        let memory = self.slices(layer, blocks, after)?;
         py.detach(|| self.writer.store_layer(layer, memory, &terms)).or_raise()
     }
 
@@ -78,16 +89,17 @@ impl PyLayerWriter {
     ///
     /// The buffers stay in use until the transfer is done. The layers of one put are copied one at
     /// a time. A transfer that is cancelled may leave its layer missing; store it again.
-    #[pyo3(signature = (layer, blocks, *, timeout_s=None))]
+    #[pyo3(signature = (layer, blocks, *, after=None, timeout_s=None))]
     fn submit_store_layer(
         &self,
         layer: Number<u32>,
         blocks: &Bound<'_, PyAny>,
+        after: Option<&PyGpuPoint>,
         timeout_s: Option<f64>,
     ) -> PyResult<PyTransfer> {
         let layer = layer.named("layer")?;
         let timeout = timeout(timeout_s)?;
-        let memory = self.slices(layer, blocks)?;
+        let memory = self.slices(layer, blocks, after)?;
         Ok(PyTransfer::layer(self.writer.submit_store_layer(layer, memory, timeout)))
     }
 
