@@ -39,6 +39,8 @@ __all__ = [
     "CorruptError",
     "DalsegnoError",
     "FullError",
+    "Gpu",
+    "GpuPoint",
     "IncompatibleError",
     "InvalidError",
     "LayerWriter",
@@ -202,6 +204,65 @@ class Transfer(Generic[_Result_co]):
         """
 
 @final
+class Gpu:
+    """An NVIDIA GPU, for copies between its memory and that of a store.
+
+    The driver is loaded now; a machine without it raises an error. Copies run on streams of their
+    own, in the context that PyTorch uses.
+
+    Args:
+        index: Number of the GPU among those that this process sees.
+        library: Path of a library to use instead of the driver's.
+        piece_bytes: Bytes of the pieces in which memory is registered; ``None`` for 1 GiB.
+
+    Raises:
+        UnavailableError: There is no driver, or it does not work; the message says why.
+    """
+
+    def __new__(
+        cls,
+        *,
+        index: int = 0,
+        library: str | PathLike[str] | None = None,
+        piece_bytes: int | None = None,
+    ) -> Self: ...
+    def point(self, stream: int) -> GpuPoint:
+        """Returns the point behind all work that a stream has now.
+
+        Args:
+            stream: Number of the stream, as ``torch.cuda.Stream.cuda_stream``; 0 is the default
+                one. It must exist.
+
+        Raises:
+            UnavailableError: The driver refused.
+        """
+
+    def tune(self, piece_bytes: int) -> None:
+        """Measures the fastest way to copy pieces of one size, and takes it. Takes about 100 ms.
+
+        Args:
+            piece_bytes: Bytes of a contiguous part of a page.
+        """
+
+    def facts(self) -> dict[str, Any]:
+        """Returns what is known about the GPU, and how copies are made.
+
+        Returns:
+            ``name``, ``driver_version`` (12080 is CUDA 12.8), ``multiprocessors``,
+            ``kernel_below_bytes`` (smaller pieces are copied by a kernel), ``batched_copies``,
+            ``registers`` and ``registers_read_only`` (whether the GPU can register memory),
+            ``registered_bytes``, ``registering`` (regions that are being registered),
+            ``buffered_bytes`` (copied by the processor, as their memory was not registered),
+            ``refusals`` (what this GPU cannot do).
+        """
+
+    def __repr__(self) -> str: ...
+
+@final
+class GpuPoint:
+    """A point in a stream of a GPU, from :meth:`Gpu.point`."""
+
+@final
 class PagedMemory:
     """The KV cache of an engine: for each layer a buffer of pages. The engine keeps using it.
 
@@ -230,7 +291,35 @@ class PagedMemory:
     def slice_bytes(self) -> int:
         """Bytes of one layer of one block."""
 
-    def blocks(self, table: Sequence[int]) -> PagedBlocks:
+    @staticmethod
+    def on_gpu(
+        gpu: Gpu,
+        layers: Sequence[int],
+        buffer_bytes: int,
+        *,
+        pages: int,
+        stride: int,
+        parts: Sequence[tuple[int, int]],
+        pages_per_block: int = 1,
+    ) -> PagedMemory:
+        """Describes a KV cache in the memory of a GPU.
+
+        The cache must exist as long as this object, and as loads and stores of its pages.
+
+        Args:
+            gpu: The GPU.
+            layers: The address of the buffer of each layer, as ``torch.Tensor.data_ptr``.
+            buffer_bytes: Bytes of each buffer.
+            pages: Number of pages in each buffer.
+            stride: Bytes from the start of a page to the start of the next one.
+            parts: As for the class.
+            pages_per_block: Pages that hold one block of a chain.
+
+        Raises:
+            InvalidError: A page is not inside its buffer, or pages overlap.
+        """
+
+    def blocks(self, table: Sequence[int], *, after: GpuPoint | None = None) -> PagedBlocks:
         """Returns the pages of some blocks, for one load or one :class:`LayerWriter`.
 
         They are in use until the load has ended, or until this object is gone. Do not write them
@@ -238,6 +327,8 @@ class PagedMemory:
 
         Args:
             table: Pages of each block, one block after the other: ``pages_per_block`` numbers each.
+            after: The point in the GPU's work up to which it still uses the pages: a load fills
+                them after that.
 
         Raises:
             InvalidError: A page does not exist, is listed twice, or another load uses it.
@@ -283,6 +374,30 @@ class Load:
 
         Raises:
             InvalidError: There is no such layer, or ``timeout_s`` is negative or not finite.
+        """
+
+    def order_layer(
+        self, layer: int, stream: int, *, timeout_s: float | None = None
+    ) -> bool | None:
+        """Lets later work of a stream of the GPU wait for a layer, once its copies are queued.
+
+        Only for loads to pages of a GPU. The GPU waits, not this thread. Whether the blocks were
+        right is known when the load has ended.
+
+        Args:
+            layer: Index of the layer, from 0.
+            stream: Number of the stream, as ``torch.cuda.Stream.cuda_stream``; it must exist.
+            timeout_s: Most seconds to wait until the copies are queued; ``None`` waits until the
+                load has ended.
+
+        Returns:
+            ``True`` if the stream waits or the layer is ready, ``False`` if the load has ended and
+            at least one block lacks it, ``None`` if its copies are not queued yet.
+
+        Raises:
+            InvalidError: There is no such layer, the load is not to a GPU, or ``timeout_s`` is
+                negative or not finite.
+            UnavailableError: The driver refused.
         """
 
     def done(self) -> bool:
@@ -352,6 +467,7 @@ class LayerWriter:
         layer: int,
         blocks: PagedBlocks | Sequence[_Block],
         *,
+        after: GpuPoint | None = None,
         timeout_s: float | None = None,
     ) -> None:
         """Stores one layer of all blocks. Layers may come in any order, each once.
@@ -363,6 +479,7 @@ class LayerWriter:
             blocks: One slice per block, ``slice_bytes`` bytes each; or pages of an engine for all
                 blocks of the put, from :meth:`PagedMemory.blocks`. Keep them until the last layer
                 is stored.
+            after: The point in the GPU's work by which the layer is in its pages.
             timeout_s: Seconds after which the layer fails; ``None`` waits.
 
         Raises:
@@ -375,6 +492,7 @@ class LayerWriter:
         layer: int,
         blocks: PagedBlocks | Sequence[_Block],
         *,
+        after: GpuPoint | None = None,
         timeout_s: float | None = None,
     ) -> Transfer[None]:
         """Starts :meth:`store_layer` in the background; never waits.
@@ -673,6 +791,19 @@ class Namespace:
 
         Raises:
             InvalidError: A size disagrees with the shape, or there is no DRAM tier.
+            ClosedError: The store is closed.
+        """
+
+    def register_pool(self, gpu: Gpu) -> None:
+        """Has a GPU register the memory of the DRAM tier, in the background, unless it has.
+
+        Copies between places there and the GPU need no processor then. All of that memory becomes
+        resident. A server that was restarted has another one: call this again from time to time.
+
+        Args:
+            gpu: The GPU.
+
+        Raises:
             ClosedError: The store is closed.
         """
 

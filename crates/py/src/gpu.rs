@@ -84,8 +84,8 @@ impl PyGpu {
     /// Returns the point behind all work that a stream has now.
     ///
     /// Args:
-    ///     stream: Number of the stream, as ``torch.cuda.Stream.cuda_stream``; 0 is the default one.
-    ///         It must exist.
+    ///     stream: Number of the stream, as ``torch.cuda.Stream.cuda_stream``; 0 is the default
+    ///         one. It must exist.
     ///
     /// Raises:
     ///     UnavailableError: The driver refused.

@@ -67,7 +67,7 @@ impl PyLoad {
         Ok(outcome.map(|outcome| outcome == LayerOutcome::Ready))
     }
 
-    /// Lets later work of a stream of the GPU wait for a layer, once its copies are queued there.
+    /// Lets later work of a stream of the GPU wait for a layer, once its copies are queued.
     ///
     /// Only for loads to pages of a GPU. The GPU waits, not this thread. Whether the blocks were
     /// right is known when the load has ended.

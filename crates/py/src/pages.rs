@@ -85,14 +85,18 @@ impl PyPagedMemory {
         Ok(Self { memory: Arc::new(memory.or_raise()?), gpu: None })
     }
 
-    /// Describes a KV cache in the memory of a GPU. It must exist as long as this object, and as
-    /// loads and stores of its pages.
+    /// Describes a KV cache in the memory of a GPU.
+    ///
+    /// The cache must exist as long as this object, and as loads and stores of its pages.
     ///
     /// Args:
     ///     gpu: The GPU.
     ///     layers: The address of the buffer of each layer, as ``torch.Tensor.data_ptr``.
     ///     buffer_bytes: Bytes of each buffer.
-    ///     pages: Number of pages in each buffer; this and the others as for the class.
+    ///     pages: Number of pages in each buffer.
+    ///     stride: Bytes from the start of a page to the start of the next one.
+    ///     parts: As for the class.
+    ///     pages_per_block: Pages that hold one block of a chain.
     ///
     /// Raises:
     ///     InvalidError: A page is not inside its buffer, or pages overlap.
@@ -134,8 +138,8 @@ impl PyPagedMemory {
     ///
     /// Args:
     ///     table: Pages of each block, one block after the other: ``pages_per_block`` numbers each.
-    ///     after: The point in the GPU's work up to which it still uses the pages: a load fills them
-    ///         after that.
+    ///     after: The point in the GPU's work up to which it still uses the pages: a load fills
+    ///         them after that.
     ///
     /// Raises:
     ///     InvalidError: A page does not exist, is listed twice, or another load uses it.

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import pytest
+from tests.dose import dose
 
 if TYPE_CHECKING:
     from tests.integration.manual_store import ManualStore
@@ -46,21 +48,27 @@ def computed(tmp_path_factory: pytest.TempPathFactory, small: Path) -> list[list
         return [alone["oracle"].ask()["token_ids"] for _ in QUESTIONS]
 
 
-@pytest.fixture(params=[1, 2], ids=["one-rank", "two-ranks"])
+@pytest.fixture(params=["one-rank", "two-ranks", "gpu", *["two-gpus"] * dose(0, 1)])
 def make_rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Rig]]:
     """Makes small engines around the direct path, and closes them."""
+    from tests.integration.fake_gpu import FakeGpu
     from tests.integration.vllm.direct_rig import Rig
 
     opened: list[Rig] = []
+    # Other copies are late with each test.
+    gpu = FakeGpu(crc32(request.node.name.encode())) if "gpu" in request.param else None
 
     def make(**settings: Any) -> Rig:
-        rig = Rig(tmp_path / f"store{len(opened)}", ranks=request.param, **settings)
+        ranks = 2 if "two" in request.param else 1
+        rig = Rig(tmp_path / f"store{len(opened)}", ranks=ranks, gpu=gpu, **settings)
         opened.append(rig)
         return rig
 
     yield make
     for rig in opened:
         rig.close()
+    if gpu is not None:
+        gpu.close()
 
 
 @pytest.fixture

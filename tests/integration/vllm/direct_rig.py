@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from tests.integration.fake_gpu import FakeGpu
 from tests.integration.vllm import tiers
 from tests.integration.vllm.direct_pages import (
     PAGE,
@@ -31,9 +32,11 @@ from tests.integration.vllm.direct_pages import (
     scheduler_output,
     take_back,
 )
+from tests.integration.vllm.gpu_caches import GpuCaches
 from tests.integration.vllm.slow_copies import SlowNamespace
 from vllm.v1.kv_offload.config import OffloadingCacheConfig
 
+from dalsegno.integrations.vllm.direct import memory
 from dalsegno.integrations.vllm.direct.scheduler import DirectScheduler
 from dalsegno.integrations.vllm.direct.step import StepPlan, StepReport
 from dalsegno.integrations.vllm.direct.worker import DirectWorker
@@ -68,6 +71,7 @@ class Rig:
         pages: int = 24,
         ranks: int = 1,
         pages_per_block: int = 1,
+        gpu: FakeGpu | None = None,
         **settings: Any,
     ) -> None:
         self.ranks, self.pages, self.per_block = ranks, Pages(pages), pages_per_block
@@ -98,7 +102,10 @@ class Rig:
         known = dataclasses.replace(known, identity=tiers.IDENTITY)
         self.scheduler = DirectScheduler(known, offloading, engine)
         self.scheduler.bind(SimpleNamespace(evict_blocks=self.pages.forget))
-        self.caches = Caches(NAMES, ranks, pages)
+        self.caches, self._describe = Caches(NAMES, ranks, pages), memory.of_engine
+        if gpu is not None:
+            self.caches = of_gpu = GpuCaches(gpu, NAMES, ranks, pages)
+            self._describe = of_gpu.describe
         self.workers = [self._worker(offloading, rank) for rank in range(ranks)]
         self.waiting: list[Asked] = []
         self.running: list[Asked] = []
@@ -116,7 +123,7 @@ class Rig:
         parallel = parallel_config(world_size=self.ranks, tp_size=self.ranks, rank=rank)
         name = f"worker of {offloading.engine_id}" if self.is_served else offloading.engine_id
         config = dataclasses.replace(offloading, parallel=parallel, engine_id=name)
-        worker = DirectWorker(config, len(self.pages.free), 60.0)
+        worker = DirectWorker(config, len(self.pages.free), 60.0, self._describe)
         worker.register(self.caches.ranks[rank])
         return worker
 

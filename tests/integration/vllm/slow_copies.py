@@ -35,6 +35,9 @@ class SlowTransfer:
     def wait_layer(self, layer: int, *, timeout_s: float | None = None) -> Any:
         return self._begin().wait_layer(layer, timeout_s=timeout_s)
 
+    def order_layer(self, layer: int, stream: int, *, timeout_s: float | None = None) -> Any:
+        return self._begin().order_layer(layer, stream, timeout_s=timeout_s)
+
     def on_end(self, callback: Any) -> None:
         """Nobody learns how long it took."""
 
@@ -57,6 +60,9 @@ class LateTransfer(SlowTransfer):
     def wait_layer(self, layer: int, *, timeout_s: float | None = None) -> Any:
         del layer, timeout_s
 
+    def order_layer(self, layer: int, stream: int, *, timeout_s: float | None = None) -> Any:
+        del layer, stream, timeout_s
+
     def cancel(self) -> None:
         """It is too late for that."""
 
@@ -70,8 +76,8 @@ class SlowWriter:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._writer, name)
 
-    def submit_store_layer(self, layer: int, pages: Any) -> SlowTransfer:
-        return SlowTransfer(lambda: self._writer.submit_store_layer(layer, pages))
+    def submit_store_layer(self, layer: int, pages: Any, **options: Any) -> SlowTransfer:
+        return SlowTransfer(lambda: self._writer.submit_store_layer(layer, pages, **options))
 
 
 class SlowLease:

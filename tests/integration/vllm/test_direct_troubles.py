@@ -46,6 +46,9 @@ class HangingLoad:
     def wait_layer(self, _: int, *, timeout_s: float) -> bool | None:
         return False if self.wait(timeout_s) else None
 
+    def order_layer(self, layer: int, _: int, *, timeout_s: float) -> bool | None:
+        return self.wait_layer(layer, timeout_s=timeout_s)
+
     def cancel(self) -> None:
         self._until = 0.0
 

@@ -3,6 +3,7 @@
 | module | what it does |
 |---|---|
 | `choice` | whether an engine can take this path, and whether a load may run inside a step |
+| `memory` | where vLLM's KV cache is, and the order of copies and compute |
 | `layout` | where the bytes of a block are in vLLM's KV cache |
 | `space` | the store and the namespace, as the halves of a process share them |
 | `step` | what the scheduler's half says to the worker's half, and back |

@@ -11,7 +11,7 @@ differs between versions and backends: keys and values together or apart, heads 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,40 +87,68 @@ def page_layout(cache: torch.Tensor, pages: int) -> PageLayout:
     return PageLayout(pages, cache.stride(of_pages) * width, parts)
 
 
-def paged_memory(
-    caches: Mapping[str, torch.Tensor],
-    names: Sequence[str],
-    pages: int,
-    pages_per_block: int,
-    slice_bytes: int,
-) -> dalsegno.PagedMemory:
-    """Describes vLLM's KV cache to the store.
+@dataclass(frozen=True)
+class CacheShape:
+    """Where blocks of the store are in vLLM's KV cache.
 
-    Args:
-        caches: The tensor of each layer, by its name, in the memory of the CPU.
+    Attributes:
         names: The layers, in the order of the model.
         pages: Number of pages, vLLM's blocks.
         pages_per_block: Pages that hold one block of the store.
         slice_bytes: Bytes of one layer of one block, as the store has them.
+    """
+
+    names: tuple[str, ...]
+    pages: int
+    pages_per_block: int
+    slice_bytes: int
+
+    def layout_of(self, caches: Mapping[str, torch.Tensor]) -> PageLayout:
+        """Returns where the pages of each layer are.
+
+        Args:
+            caches: The tensor of each layer, by its name.
+
+        Raises:
+            UnknownLayoutError: The layers differ, have another size, or have pages that cannot be
+                described.
+        """
+        layouts = [page_layout(caches[name], self.pages) for name in self.names]
+        first = layouts[0]
+        if any(one != first for one in layouts):
+            raise UnknownLayoutError("the layers have different shapes")
+        if (given := first.page_bytes * self.pages_per_block) != self.slice_bytes:
+            raise UnknownLayoutError(f"a block has {given} bytes per layer, not {self.slice_bytes}")
+        return first
+
+
+def paged_memory(
+    caches: Mapping[str, torch.Tensor], shape: CacheShape, gpu: dalsegno.Gpu | None = None
+) -> dalsegno.PagedMemory:
+    """Describes vLLM's KV cache to the store.
+
+    Args:
+        caches: The tensor of each layer, by its name.
+        shape: Where the blocks are.
+        gpu: The GPU in whose memory the tensors are; None for memory of this machine.
 
     Raises:
         UnknownLayoutError: The layers differ, overlap, have another size, or have pages that cannot
             be described.
     """
-    layouts = [page_layout(caches[name], pages) for name in names]
-    first = layouts[0]
-    if any(one != first for one in layouts):
-        raise UnknownLayoutError("the layers have different shapes")
-    if (given := first.page_bytes * pages_per_block) != slice_bytes:
-        raise UnknownLayoutError(f"a block has {given} bytes per layer, not {slice_bytes}")
+    first = shape.layout_of(caches)
+    described: dict[str, Any] = {
+        "pages": shape.pages,
+        "stride": first.stride,
+        "parts": list(first.parts),
+        "pages_per_block": shape.pages_per_block,
+    }
     try:
-        return dalsegno.PagedMemory(
-            [_bytes_of(caches[name], first) for name in names],
-            pages=pages,
-            stride=first.stride,
-            parts=list(first.parts),
-            pages_per_block=pages_per_block,
-        )
+        if gpu is None:
+            buffers = [_bytes_of(caches[name], first) for name in shape.names]
+            return dalsegno.PagedMemory(buffers, **described)
+        starts = [caches[name].data_ptr() for name in shape.names]
+        return dalsegno.PagedMemory.on_gpu(gpu, starts, first.buffer_bytes, **described)
     except dalsegno.InvalidError as error:
         raise UnknownLayoutError(str(error)) from error
 

@@ -37,6 +37,7 @@ class RunningSave:
     Attributes:
         job: What is saved.
         writer: The put by layer; None if there is nothing to put.
+        memory: vLLM's KV cache.
         pages: Where the blocks are, until all layers were copied.
         layers: The copies of the layers that were started.
         is_void: Whether it must put nothing.
@@ -44,6 +45,7 @@ class RunningSave:
 
     job: SaveJob
     writer: Any = None
+    memory: Any = None
     pages: Any = None
     layers: dict[int, Any] = field(default_factory=dict)
     is_void: bool = False
@@ -124,12 +126,12 @@ class WorkerSaves:
             report.copied[job.number] = [False]
             return
         try:
-            pages = memory.blocks(job.pages[skipped * self._per_block :])
+            pages = memory.pages.blocks(job.pages[skipped * self._per_block :])
         except dalsegno.InvalidError:
             # Another request saves some of these blocks at the moment.
             report.copied[job.number] = [False]
             return
-        self._in_step.append(RunningSave(job, writer, pages))
+        self._in_step.append(RunningSave(job, writer, memory, pages))
 
     def copy_layer(self, at: int) -> None:
         """Starts to copy a layer of the step's saves."""
@@ -137,7 +139,7 @@ class WorkerSaves:
             if at in save.layers:
                 continue
             try:
-                save.layers[at] = save.writer.submit_store_layer(at, save.pages)
+                save.layers[at] = save.memory.store_layer(save.writer, at, save.pages)
             except Exception as error:  # noqa: BLE001 - the blocks are not saved
                 self._log.log("save", error)
 

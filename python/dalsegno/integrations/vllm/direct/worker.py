@@ -10,13 +10,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from vllm.logger import init_logger
 
 from dalsegno.integrations.common.trouble import Trouble
-from dalsegno.integrations.vllm.direct import layout
+from dalsegno.integrations.vllm.direct import layout, memory
 from dalsegno.integrations.vllm.direct.saving import WorkerSaves
 from dalsegno.integrations.vllm.direct.space import WorkerSpace
 from dalsegno.integrations.vllm.direct.step import LoadJob, LoadWay, StepPlan, StepReport, Work
@@ -53,25 +54,35 @@ class RunningLoad:
 class DirectWorker:
     """Copies blocks."""
 
-    def __init__(self, config: Any, pages: int, store_timeout_s: float) -> None:
+    def __init__(
+        self,
+        config: Any,
+        pages: int,
+        store_timeout_s: float,
+        describe: Callable[..., memory.CacheMemory] = memory.of_engine,
+    ) -> None:
         """Waits for vLLM's KV cache.
 
         Args:
             config: vLLM's `OffloadingConfig`.
             pages: Number of vLLM's blocks.
             store_timeout_s: Seconds that a put may take.
+            describe: Describes the cache, given its tensors and its shape.
         """
         (group,) = config.groups
-        self._pages, self._per_block = pages, config.cache.blocks_per_chunk
+        self._per_block = config.cache.blocks_per_chunk
         self._names = list(group.layer_names)
         self._index = {name: at for at, name in enumerate(self._names)}
-        self._slice_bytes = config.worker_kv_bytes_per_block // len(self._names) * self._per_block
-        self._block_bytes = len(self._names) * self._slice_bytes
+        slice_bytes = config.worker_kv_bytes_per_block // len(self._names) * self._per_block
+        self._block_bytes = len(self._names) * slice_bytes
+        names = tuple(self._names)
+        self._shape = layout.CacheShape(names, pages, self._per_block, slice_bytes)
+        self._describe = describe
         rank = config.parallel.rank
         self._space = WorkerSpace(config.engine_id, rank)
         # Of ranks with equal bytes the first one saves.
         self._saves_blocks = rank == 0 or not config.replicated_layout
-        self._memory: Any = None
+        self._memory: memory.CacheMemory | None = None
         self._namespace: Any = None
         self._log = Trouble(logger)
         self._plan = StepPlan()
@@ -80,7 +91,9 @@ class DirectWorker:
         self._saves = WorkerSaves(
             len(self._names), self._block_bytes, self._per_block, store_timeout_s
         )
-        self._hooks_run, self._lease_until = True, 0.0
+        self._hooks_run, self._has_hooks, self._lease_until = True, False, 0.0
+        # Up to which vLLM uses the blocks that the loads of this step fill.
+        self._after: Any = None
         self._step_started, self._waited_s = 0.0, 0.0
         self._void_loads = 0
         self._refusal = ""
@@ -90,14 +103,12 @@ class DirectWorker:
     def register(self, caches: dict[str, Any]) -> None:
         """Takes vLLM's KV cache. If its pages cannot be described, nothing is loaded or saved."""
         try:
-            self._memory = layout.paged_memory(
-                caches, self._names, self._pages, self._per_block, self._slice_bytes
-            )
+            self._memory = self._describe(caches, self._shape)
         except Exception as error:  # noqa: BLE001 - the engine runs on without shared blocks
             self._refusal = f"{type(error).__name__}: {error}"
             logger.warning(
-                "Dalsegno does not know how vLLM's KV cache is laid out, so it loads and saves "
-                'nothing: %s. Set "path_to_engine": "tiered".',
+                "Dalsegno cannot copy to vLLM's KV cache, so it loads and saves nothing: %s. "
+                'Set "path_to_engine": "tiered".',
                 error,
             )
 
@@ -105,14 +116,24 @@ class DirectWorker:
         """Prepares the saves of a step, before it computes anything."""
         if plan.must_drain:
             self.drain()
-        self._plan, self._hooks_run = plan, True
+        self._plan, self._hooks_run, self._has_hooks = plan, True, False
         self._step_started, self._waited_s = time.monotonic(), 0.0
         self._void_loads = max(self._void_loads, plan.void_loads)
         self._namespace = self._space.find(plan.space)
+        self._use_memory()
         self._report.refusal = self._refusal
         if self._saves_blocks:
             self._saves.decide(plan.confirmed, plan.void, self._report)
             self._saves.begin(plan.saves, self._namespace, self._memory, self._report)
+
+    def _use_memory(self) -> None:
+        """Prepares copies; without that they are slower."""
+        if self._memory is None:
+            return
+        try:
+            self._memory.use(self._namespace)
+        except Exception as error:  # noqa: BLE001 - the engine runs on
+            self._log.log("register", error)
 
     def start_loads(self, *, hooks_run: bool) -> None:
         """Starts the loads of the step.
@@ -122,6 +143,7 @@ class DirectWorker:
         """
         self._hooks_run, self._lease_until = hooks_run, time.monotonic() + LEASE_S
         loads, self._plan.loads = self._plan.loads, []
+        self._after = None
         for job in loads:
             running = RunningLoad(job)
             try:
@@ -139,7 +161,9 @@ class DirectWorker:
         namespace, timeout_s = self._namespace, job.timeout_s
         if self._memory is None or (namespace is None and job.lease is None):
             return None
-        pages = self._memory.blocks(job.pages)
+        if self._after is None:
+            self._after = self._memory.now()
+        pages = self._memory.blocks(job.pages, self._after)
         if job.lease is not None:
             return job.lease.load(pages, timeout_s=timeout_s)
         if job.way is LoadWay.COPY:
@@ -160,11 +184,21 @@ class DirectWorker:
             if running.load is None:
                 continue
             started = time.monotonic()
-            if running.load.wait_layer(at, timeout_s=self._left_s(running)) is None:
+            if not self._wait_layer(running, at):
                 running.load.cancel()
                 # The layer is computed without it, also if it comes after all.
                 running.is_late = True
             self._waited_s += time.monotonic() - started
+
+    def _wait_layer(self, running: RunningLoad, at: int) -> bool:
+        """Lets a layer be computed after its load; returns whether it waits, or need not."""
+        assert self._memory is not None, "a load has begun"
+        try:
+            left_s = self._left_s(running)
+            return self._memory.wait_layer(running.load, at, left_s) is not None
+        except Exception as error:  # noqa: BLE001 - its blocks are computed
+            self._log.log("load", error)
+            return False
 
     def _left_s(self, running: RunningLoad) -> float:
         """Returns how long the step still waits for a load: it has waited for others, too."""
@@ -174,6 +208,7 @@ class DirectWorker:
         """Starts to copy a layer of the step's saves."""
         at = self._index.get(name)
         if at is not None:
+            self._has_hooks = True
             self._saves.copy_layer(at)
 
     def end_step(self, *, is_aborted: bool) -> None:
@@ -186,8 +221,10 @@ class DirectWorker:
         if self._plan.tokens:
             step_s = time.monotonic() - self._step_started - self._waited_s
             self._report.computing += Work(self._plan.tokens, step_s)
-        # Without hooks, nobody said when a layer was there. Now all are.
-        for at in range(len(self._names)) if not (self._hooks_run or is_aborted) else ():
+        # Without hooks, nobody said when a layer was there. Now all are. Some of vLLM's runners do
+        # not say beforehand whether there are any.
+        has_hooks = self._hooks_run and self._has_hooks
+        for at in range(len(self._names)) if not (has_hooks or is_aborted) else ():
             self._saves.copy_layer(at)
         self._saves.end_step(has_computed=not is_aborted)
 

@@ -1,0 +1,164 @@
+"""Where vLLM's KV cache is, and how copies are ordered with what vLLM computes.
+
+1. On a GPU, vLLM queues its work in a stream and goes on. So a copy to the cache comes after the
+   point of the stream at which its pages were given, and a copy from it after the layer. The stream
+   waits for a layer that is being loaded; no thread does, once its copies are queued.
+2. In memory of this machine, what vLLM has computed is there, and threads wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from vllm.logger import init_logger
+
+import dalsegno
+from dalsegno.integrations.vllm.direct import layout
+
+logger = init_logger("vllm.dalsegno")
+
+
+class CacheMemory(Protocol):
+    """vLLM's KV cache.
+
+    Attributes:
+        pages: Its pages, as the store knows them.
+    """
+
+    pages: dalsegno.PagedMemory
+
+    def use(self, namespace: Any) -> None:
+        """Prepares copies between the cache and the store of a namespace; called at each step."""
+
+    def now(self) -> Any:
+        """Returns the point behind everything that vLLM computes so far."""
+
+    def blocks(self, pages: Sequence[int], after: Any) -> Any:
+        """Returns pages to load, which vLLM uses up to a point."""
+
+    def store_layer(self, writer: Any, layer: int, pages: Any) -> Any:
+        """Starts to copy a layer that vLLM computes now."""
+
+    def wait_layer(self, load: Any, layer: int, timeout_s: float) -> bool | None:
+        """Lets vLLM's work wait for a layer of a load.
+
+        Returns:
+            Whether it comes; None if it is not on its way when the time is up.
+        """
+
+
+class HostMemory:
+    """A KV cache in memory of this machine."""
+
+    def __init__(self, caches: Mapping[str, torch.Tensor], shape: layout.CacheShape) -> None:
+        """Describes it.
+
+        Args:
+            caches: The tensor of each layer, by its name.
+            shape: Where the blocks are.
+
+        Raises:
+            UnknownLayoutError: The pages cannot be described.
+        """
+        self.pages = layout.paged_memory(caches, shape)
+
+    def use(self, namespace: Any) -> None:
+        """Nothing has to be prepared."""
+
+    def now(self) -> None:
+        """What was computed is there."""
+
+    def blocks(self, pages: Sequence[int], after: Any) -> Any:
+        """Returns pages to load."""
+        del after
+        return self.pages.blocks(pages)
+
+    def store_layer(self, writer: Any, layer: int, pages: Any) -> Any:
+        """Starts to copy a layer."""
+        return writer.submit_store_layer(layer, pages)
+
+    def wait_layer(self, load: Any, layer: int, timeout_s: float) -> bool | None:
+        """Waits for a layer."""
+        ready: bool | None = load.wait_layer(layer, timeout_s=timeout_s)
+        return ready
+
+
+class GpuMemory:
+    """A KV cache in the memory of an NVIDIA GPU."""
+
+    def __init__(
+        self,
+        gpu: dalsegno.Gpu,
+        stream: Callable[[], int],
+        caches: Mapping[str, torch.Tensor],
+        shape: layout.CacheShape,
+    ) -> None:
+        """Describes it.
+
+        Args:
+            gpu: The GPU.
+            stream: Returns the number of the stream in which vLLM computes.
+            caches: The tensor of each layer, by its name.
+            shape: Where the blocks are.
+
+        Raises:
+            UnknownLayoutError: The pages cannot be described.
+        """
+        self._gpu, self._stream = gpu, stream
+        self.pages = layout.paged_memory(caches, shape, gpu)
+        # vLLM keeps it as long as the engine runs, and so longer than this.
+        self._caches = dict(caches)
+        gpu.tune(min(size for _, size in shape.layout_of(caches).parts))
+        facts = gpu.facts()
+        logger.info(
+            "Dalsegno copies between its pool and the GPU (%s, CUDA %d.%d): pieces of fewer than "
+            "%d bytes by a kernel, others by the copy engines%s. %s",
+            facts["name"],
+            facts["driver_version"] // 1000,
+            facts["driver_version"] % 1000 // 10,
+            facts["kernel_below_bytes"],
+            " in batches" if facts["batched_copies"] else "",
+            " ".join(f"Refused: {one}." for one in facts["refusals"]),
+        )
+
+    def use(self, namespace: Any) -> None:
+        """Has the GPU register the pool: that of a server that was restarted is another one."""
+        if namespace is not None:
+            namespace.register_pool(self._gpu)
+
+    def now(self) -> Any:
+        """Returns the point behind everything that vLLM has queued so far."""
+        return self._gpu.point(self._stream())
+
+    def blocks(self, pages: Sequence[int], after: Any) -> Any:
+        """Returns pages to load, which vLLM uses up to a point."""
+        return self.pages.blocks(pages, after=after)
+
+    def store_layer(self, writer: Any, layer: int, pages: Any) -> Any:
+        """Starts to copy a layer that vLLM has queued."""
+        return writer.submit_store_layer(layer, pages, after=self.now())
+
+    def wait_layer(self, load: Any, layer: int, timeout_s: float) -> bool | None:
+        """Lets vLLM's stream wait for a layer."""
+        ready: bool | None = load.order_layer(layer, self._stream(), timeout_s=timeout_s)
+        return ready
+
+
+def of_engine(caches: Mapping[str, torch.Tensor], shape: layout.CacheShape) -> CacheMemory:
+    """Describes vLLM's KV cache, wherever it is.
+
+    Args:
+        caches: The tensor of each layer, by its name.
+        shape: Where the blocks are.
+
+    Raises:
+        UnknownLayoutError: The pages cannot be described.
+        UnavailableError: The GPU cannot be used; the message says why.
+    """
+    device = next(iter(caches.values())).device
+    if device.type == "cpu":
+        return HostMemory(caches, shape)
+    gpu = dalsegno.Gpu(index=device.index or 0)
+    return GpuMemory(gpu, lambda: torch.cuda.current_stream(device).cuda_stream, caches, shape)
