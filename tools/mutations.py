@@ -37,6 +37,7 @@ WORK = ROOT / "target" / "mutations"
 PYTEST = "pytest"
 VLLM = ROOT / ".envs" / "vllm" / "bin" / "python"
 EXTENSION = ROOT / "python" / "dalsegno" / "_native.abi3.so"
+FAKE_CUDA = ROOT / "target" / "debug" / "libfake_cuda.so"
 EXPLORE = "cargo run --release -p dalsegno-sim --bin explore -- --first"
 # Every bug is a build, so building counts as much as speed.
 QUICK_BUILD = {"CARGO_PROFILE_RELEASE_LTO": "off"}
@@ -181,7 +182,7 @@ def run_pytest(command: list[str], tree: Path) -> subprocess.CompletedProcess[st
     done = subprocess.run(
         [str(VLLM), "-m", "pytest", "-xq", "-W", "ignore", "-p", "no:cacheprovider", *command[1:]],
         cwd=tree,
-        env=os.environ | {"PYTHONPATH": paths},
+        env=os.environ | {"PYTHONPATH": paths, "DALSEGNO_FAKE_CUDA": str(FAKE_CUDA)},
         check=False,
         capture_output=True,
         text=True,

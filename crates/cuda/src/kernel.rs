@@ -96,7 +96,7 @@ impl Launcher {
         let short: Vec<Piece> = pieces.iter().flat_map(|piece| piece.cut()).collect();
         for list in short.chunks(LIST_PIECES) {
             let slot = self.lists.take(stream)?;
-            // SAFETY: the slot has bytes for so many pieces, aligned as an allocation is, and its last reader has ended.
+            // SAFETY: the slot has bytes for so many pieces and their alignment, and its last reader has ended.
             unsafe {
                 std::ptr::copy_nonoverlapping(
                     list.as_ptr(),

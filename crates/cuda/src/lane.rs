@@ -1,8 +1,8 @@
 //! One direction of copies: its queue, and a buffer for memory that is not registered.
 //!
 //! 1. Registered memory is copied by the GPU alone.
-//! 2. Other memory goes through slots of a buffer. A slot to the GPU is filled before its copy is queued. A slot from it
-//!    is emptied by the thread of the queue.
+//! 2. Other memory goes through slots of a buffer. A slot to the GPU is filled before its copy is queued. A slot from
+//!    the GPU is emptied by the thread of the queue.
 //! 3. The slots bound what waits. A caller that finds none waits for the oldest one, never for the thread of the queue
 //!    on that thread: what it calls starts no copy from the GPU.
 //! 4. The memory of both sides is held until the last copy of a batch has ended, and released before its end is called.

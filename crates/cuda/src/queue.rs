@@ -42,7 +42,7 @@ struct QueueState {
 
 struct RunningWork {
     mark: CopyMark,
-    /// Shared with whoever waits for it meanwhile. `None` if the driver could not record one.
+    /// Shared with what waits for it meanwhile. `None` if the driver could not record one.
     event: Option<Arc<Event>>,
     was_queued: bool,
     end: WorkEnd,

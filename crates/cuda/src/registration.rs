@@ -1,7 +1,6 @@
 //! Regions of memory that the GPU reads and writes directly.
 //!
-//! 1. A region is registered in pieces. A range that a copy is given never crosses the border of two: the driver refuses
-//!    such copies.
+//! 1. A region is registered in pieces. No range of a copy crosses the border of two: the driver refuses such copies.
 //! 2. A region is registered as a whole or not at all. What was registered is undone in reverse order.
 //! 3. A region is unmapped only after it was unregistered: its mapping belongs to the registry from the end of its last
 //!    user on.

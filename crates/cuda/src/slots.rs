@@ -11,7 +11,7 @@ use crate::pinned::Pinned;
 use crate::spans::{HostSide, Span};
 use crate::stream::{Event, Stream};
 
-/// Slots, the one that was used longest ago first. Whoever fills one waits for its last reader without anybody's help.
+/// Slots, the one that was used longest ago first. To fill one takes no help of another thread.
 #[derive(Debug)]
 pub(crate) struct Slots {
     memory: SlotMemory,

@@ -60,7 +60,7 @@ impl SpanCopier {
         let is_small = |span: &&Span| span.bytes < below && span.host.address.is_some();
         let (small, others): (Vec<Span>, Vec<Span>) = spans.iter().partition(is_small);
         if let Some(launcher) = self.launcher.as_mut().filter(|_| !small.is_empty()) {
-            let pieces: Vec<Piece> = small.iter().map(|span| direction.piece(span)).collect();
+            let pieces: Vec<Piece> = small.iter().map(|span| piece(direction, span)).collect();
             // SAFETY: the caller's.
             unsafe { launcher.launch(&pieces, stream) }?;
         }
@@ -77,16 +77,14 @@ impl SpanCopier {
     }
 }
 
-impl Direction {
-    /// A span between addresses as the GPU has them.
-    fn piece(self, span: &Span) -> Piece {
-        let (host, device) = (span.host.address.expect("registered"), span.device);
-        let (from, to) = match self {
-            Self::ToDevice => (host, device),
-            Self::ToHost => (device, host),
-        };
-        Piece { from, to, bytes: span.bytes as u64 }
-    }
+/// A span between addresses as the GPU has them.
+fn piece(direction: Direction, span: &Span) -> Piece {
+    let (host, device) = (span.host.address.expect("registered"), span.device);
+    let (from, to) = match direction {
+        Direction::ToDevice => (host, device),
+        Direction::ToHost => (device, host),
+    };
+    Piece { from, to, bytes: span.bytes as u64 }
 }
 
 unsafe fn copy_in_batches(
@@ -96,7 +94,7 @@ unsafe fn copy_in_batches(
     stream: &Stream,
 ) -> Result<(), CudaError> {
     for part in spans.chunks(BATCH_SPANS) {
-        let pieces = part.iter().map(|span| direction.piece(span));
+        let pieces = part.iter().map(|span| piece(direction, span));
         let (mut to, mut from): (Vec<u64>, Vec<u64>) = pieces.map(|one| (one.to, one.from)).unzip();
         let mut bytes: Vec<usize> = part.iter().map(|span| span.bytes).collect();
         // SAFETY: the caller's.

@@ -50,6 +50,14 @@ NAMES = tuple(f"layer.{at}" for at in range(LAYERS))
 CHUNK = 10
 PATIENCE_S = 20.0
 
+# What the scheduler's half looks at in vLLM's configuration.
+ENGINE = SimpleNamespace(
+    model_config=SimpleNamespace(is_encoder_decoder=False),
+    cache_config=SimpleNamespace(enable_prefix_caching=True),
+    kv_transfer_config=SimpleNamespace(kv_load_failure_policy="recompute"),
+    scheduler_config=SimpleNamespace(async_scheduling=False, max_num_batched_tokens=CHUNK),
+)
+
 
 class Rig:
     """The engine.
@@ -93,14 +101,8 @@ class Rig:
         extra |= {"path_to_engine": "direct", "max_step_load_s": 60.0, **settings}
         self.is_served = str(extra["path"]).startswith(SOCKET_PREFIX)
         known = ConnectorSettings.of_extra(expand(extra, on_cpu=True))
-        engine = SimpleNamespace(
-            model_config=SimpleNamespace(is_encoder_decoder=False),
-            cache_config=SimpleNamespace(enable_prefix_caching=True),
-            kv_transfer_config=SimpleNamespace(kv_load_failure_policy="recompute"),
-            scheduler_config=SimpleNamespace(async_scheduling=False, max_num_batched_tokens=CHUNK),
-        )
         known = dataclasses.replace(known, identity=tiers.IDENTITY)
-        self.scheduler = DirectScheduler(known, offloading, engine)
+        self.scheduler = DirectScheduler(known, offloading, ENGINE)
         self.scheduler.bind(SimpleNamespace(evict_blocks=self.pages.forget))
         self.caches, self._describe = Caches(NAMES, ranks, pages), memory.of_engine
         if gpu is not None:

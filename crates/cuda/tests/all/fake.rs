@@ -59,7 +59,13 @@ impl Fake {
         assert_eq!(fake!(fake, b"cuInit"(c_uint = 0) -> c_int), 0);
         eventually("the test before has left nothing", || fake.left().is_empty());
         let mut context: *mut c_void = std::ptr::null_mut();
-        let retained = fake!(fake, b"cuDevicePrimaryCtxRetain"(*mut *mut c_void = &raw mut context, c_int = 0) -> c_int);
+        let retained = fake!(
+            fake,
+            b"cuDevicePrimaryCtxRetain"(
+                *mut *mut c_void = &raw mut context,
+                c_int = 0,
+            ) -> c_int
+        );
         assert_eq!(retained, 0);
         assert_eq!(fake!(fake, b"cuCtxSetCurrent"(*mut c_void = context) -> c_int), 0);
         fake
@@ -94,13 +100,29 @@ impl Fake {
 
     pub(crate) fn fail(&self, call: &str, after: u32, times: u32, result: i32) {
         let name = CString::new(call).unwrap();
-        let planted = fake!(self, b"fake_cuda_fail"(*const c_char = name.as_ptr(), u32 = after, u32 = times, c_int = result) -> c_int);
+        let planted = fake!(
+            self,
+            b"fake_cuda_fail"(
+                *const c_char = name.as_ptr(),
+                u32 = after,
+                u32 = times,
+                c_int = result,
+            ) -> c_int
+        );
         assert_eq!(planted, 0, "{call}");
     }
 
     pub(crate) fn fail_later(&self, call: &str, after: u32, times: u32, result: i32) {
         let name = CString::new(call).unwrap();
-        let planted = fake!(self, b"fake_cuda_fail_later"(*const c_char = name.as_ptr(), u32 = after, u32 = times, c_int = result) -> c_int);
+        let planted = fake!(
+            self,
+            b"fake_cuda_fail_later"(
+                *const c_char = name.as_ptr(),
+                u32 = after,
+                u32 = times,
+                c_int = result,
+            ) -> c_int
+        );
         assert_eq!(planted, 0, "{call}");
     }
 
@@ -136,14 +158,28 @@ impl Fake {
 
     pub(crate) fn write(&self, address: u64, bytes: &[u8]) {
         let start = bytes.as_ptr().cast::<c_void>();
-        let done = fake!(self, b"fake_cuda_write"(u64 = address, *const c_void = start, usize = bytes.len()) -> c_int);
+        let done = fake!(
+            self,
+            b"fake_cuda_write"(
+                u64 = address,
+                *const c_void = start,
+                usize = bytes.len(),
+            ) -> c_int
+        );
         assert_eq!(done, 0);
     }
 
     pub(crate) fn read(&self, address: u64, bytes: usize) -> Vec<u8> {
         let mut buffer = vec![0_u8; bytes];
         let start = buffer.as_mut_ptr().cast::<c_void>();
-        let done = fake!(self, b"fake_cuda_read"(u64 = address, *mut c_void = start, usize = bytes) -> c_int);
+        let done = fake!(
+            self,
+            b"fake_cuda_read"(
+                u64 = address,
+                *mut c_void = start,
+                usize = bytes,
+            ) -> c_int
+        );
         assert_eq!(done, 0);
         buffer
     }
@@ -192,7 +228,14 @@ pub(crate) struct EngineStream<'a> {
 impl<'a> EngineStream<'a> {
     pub(crate) fn new(fake: &'a Fake) -> Self {
         let mut stream = std::ptr::null_mut();
-        let done = fake!(fake, b"cuStreamCreateWithPriority"(*mut *mut c_void = &raw mut stream, c_uint = 1, c_int = 0) -> c_int);
+        let done = fake!(
+            fake,
+            b"cuStreamCreateWithPriority"(
+                *mut *mut c_void = &raw mut stream,
+                c_uint = 1,
+                c_int = 0,
+            ) -> c_int
+        );
         assert_eq!(done, 0);
         Self { fake, stream }
     }
@@ -213,7 +256,15 @@ impl<'a> EngineStream<'a> {
     /// Queues a write of device memory: what a layer computes. The bytes are read now, as they are not registered.
     pub(crate) fn write(&self, address: u64, bytes: &[u8]) {
         let start = bytes.as_ptr().cast::<c_void>();
-        let done = fake!(self.fake, b"cuMemcpyHtoDAsync_v2"(u64 = address, *const c_void = start, usize = bytes.len(), *mut c_void = self.stream) -> c_int);
+        let done = fake!(
+            self.fake,
+            b"cuMemcpyHtoDAsync_v2"(
+                u64 = address,
+                *const c_void = start,
+                usize = bytes.len(),
+                *mut c_void = self.stream,
+            ) -> c_int
+        );
         assert_eq!(done, 0);
     }
 
@@ -221,7 +272,15 @@ impl<'a> EngineStream<'a> {
     pub(crate) fn read(&self, address: u64, bytes: usize) -> Vec<u8> {
         let mut out = vec![0_u8; bytes];
         let start = out.as_mut_ptr().cast::<c_void>();
-        let done = fake!(self.fake, b"cuMemcpyDtoHAsync_v2"(*mut c_void = start, u64 = address, usize = bytes, *mut c_void = self.stream) -> c_int);
+        let done = fake!(
+            self.fake,
+            b"cuMemcpyDtoHAsync_v2"(
+                *mut c_void = start,
+                u64 = address,
+                usize = bytes,
+                *mut c_void = self.stream,
+            ) -> c_int
+        );
         assert_eq!(done, 0);
         self.synchronize();
         out

@@ -1,6 +1,6 @@
 //! The bytes of one layer of one block in the KV cache of an engine.
 //!
-//! 1. As long as a slice exists, nobody else has access to bytes that it writes: see [`PagedBlocks`](super::PagedBlocks).
+//! 1. As long as a slice exists, nobody else has access to bytes that it writes: [`PagedBlocks`](super::PagedBlocks).
 //! 2. Only the copier of a device uses its addresses. They may be no memory of this process.
 
 use std::any::Any;

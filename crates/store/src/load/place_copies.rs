@@ -134,8 +134,8 @@ mod tests {
     use std::time::Duration;
 
     use dalsegno_io::{
-        Copier, CopyBatch, CopyDone, CopyMark, CpuCopier, Executor, Memory, PagePart, PageShape,
-        PagedMemory, SystemClock, copy_all,
+        Cancel, Copier, CopyBatch, CopyDone, CopyMark, CpuCopier, Executor, Memory, PagePart,
+        PageShape, PagedMemory, SystemClock, copy_all,
     };
 
     use super::super::progress::{LayerOutcome, LoadProgress};
@@ -191,6 +191,35 @@ mod tests {
         fn is_current(&self, at: usize) -> bool {
             at == 0 || !self.0.load(Ordering::SeqCst)
         }
+    }
+
+    #[test]
+    fn a_load_that_is_cancelled_ends_after_the_copies_that_run() {
+        let shape = PageShape {
+            stride: BYTES,
+            parts: vec![PagePart { offset: 0, bytes: BYTES }],
+            pages_per_block: 1,
+        };
+        let memory = PagedMemory::zeroed(3, 2 * BYTES, 2, shape).unwrap();
+        let late = Arc::new(LateCopier::default());
+        let (progress, _end) = LoadProgress::begin(3, 2);
+        let copier: Arc<dyn Copier> = Arc::clone(&late) as _;
+        let target = PageTarget::new(memory.blocks(vec![1, 0]).unwrap(), copier, &progress);
+        let started = PlaceCopies::start(Places(Arc::default()), &target);
+        let call = Call { cancel: Some(Cancel::default()), ..Call::foreground() };
+        call.cancel.as_ref().unwrap().cancel();
+        let has_ended = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&has_ended);
+        let waiting = dalsegno_io::spawn("test", move || {
+            assert_eq!(started.finish(&call, &SystemClock::new()), [false, false]);
+            seen.store(true, Ordering::SeqCst);
+        });
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(!has_ended.load(Ordering::SeqCst), "two layers are being copied");
+        late.copy_all();
+        waiting.unwrap().join().unwrap();
+        // No further layer was begun.
+        assert!(late.0.lock().is_empty() && target.close());
     }
 
     #[test]

@@ -111,7 +111,8 @@ def takes_direct_path(vllm_config: Any, kv_cache_config: Any, settings: Connecto
     """
     if settings.path_to_engine == "tiered":
         return False
-    why = choice.refusal(vllm_config, kv_cache_config, settings, on_cpu=current_platform.is_cpu())
+    platform = choice.platform_of(current_platform)
+    why = choice.refusal(vllm_config, kv_cache_config, settings, platform)
     if not why:
         return True
     if settings.path_to_engine == "direct":

@@ -5,6 +5,7 @@ Both are fixed rules, each behind one function.
 
 from __future__ import annotations
 
+import enum
 from typing import Any
 
 from vllm.v1.kv_cache_interface import FullAttentionSpec
@@ -25,8 +26,33 @@ MARGIN = 1.5
 PROMPT_TOKENS = 64
 
 
+class Platform(enum.Enum):
+    """Where vLLM runs, and so where its KV cache is.
+
+    Attributes:
+        CPU: In memory of this machine.
+        NVIDIA: In the memory of an NVIDIA GPU.
+        OTHER: In the memory of another device.
+    """
+
+    CPU = "cpu"
+    NVIDIA = "nvidia"
+    OTHER = "other"
+
+
+def platform_of(current: Any) -> Platform:
+    """Returns where vLLM runs.
+
+    Args:
+        current: vLLM's `current_platform`.
+    """
+    if current.is_cpu():
+        return Platform.CPU
+    return Platform.NVIDIA if current.is_cuda() else Platform.OTHER
+
+
 def refusal(
-    vllm_config: Any, kv_cache_config: Any, settings: ConnectorSettings, *, on_cpu: bool
+    vllm_config: Any, kv_cache_config: Any, settings: ConnectorSettings, platform: Platform
 ) -> str:
     """Returns why an engine cannot take the direct path; empty if it can.
 
@@ -34,7 +60,7 @@ def refusal(
         vllm_config: vLLM's configuration.
         kv_cache_config: Its KV-cache groups.
         settings: Those of the store.
-        on_cpu: Whether vLLM runs on its CPU platform.
+        platform: Where vLLM runs.
     """
     parallel, groups = vllm_config.parallel_config, kv_cache_config.kv_cache_groups
     spec = groups[0].kv_cache_spec
@@ -48,7 +74,7 @@ def refusal(
     is_known = executor in ("uni", "mp")
     is_served = str(settings.path).startswith(SOCKET_PREFIX)
     reasons = {
-        "it copies to the memory of the CPU platform only": not on_cpu,
+        "it copies to memory of CPUs and of NVIDIA GPUs only": platform is Platform.OTHER,
         f"the model has {len(groups)} KV-cache groups": len(groups) != 1,
         f"its cache is a {type(spec).__name__}, not of full attention": not is_full,
         "its ranks are not all of tensor parallelism": is_split,
@@ -77,19 +103,21 @@ def has_pool(settings: ConnectorSettings) -> bool:
     return own != 0 or str(settings.path).startswith(SOCKET_PREFIX)
 
 
-def loads_in_steps(vllm_config: Any, *, on_cpu: bool) -> bool:
+def loads_in_steps(vllm_config: Any, platform: Platform) -> bool:
     """Whether a step may wait for blocks: their load can still fail.
 
     vLLM computes such blocks again, but not all of its runners and schedulers do so rightly. Those
-    for which a test shows it are allowed: the first model runner, without asynchronous scheduling.
+    for which a test shows it are allowed: the first model runner on a CPU, without asynchronous
+    scheduling.
 
     Args:
         vllm_config: vLLM's configuration.
-        on_cpu: Whether vLLM runs on its CPU platform.
+        platform: Where vLLM runs.
     """
     is_async = getattr(vllm_config.scheduler_config, "async_scheduling", True)
     is_second = getattr(vllm_config, "use_v2_model_runner", False)
     computes = vllm_config.kv_transfer_config.kv_load_failure_policy == "recompute"
+    on_cpu = platform is Platform.CPU
     return on_cpu and computes and not is_async and not is_second
 
 

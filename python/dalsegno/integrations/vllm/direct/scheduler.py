@@ -63,7 +63,7 @@ class DirectScheduler:
         self._refusals = inputs.Refusals()
         self._rule = choice.StepRule(settings.max_step_load_s)
         self._plan = StepPlan()
-        self._in_steps = choice.loads_in_steps(vllm_config, on_cpu=current_platform.is_cpu())
+        self._in_steps = choice.loads_in_steps(vllm_config, choice.platform_of(current_platform))
         self._most_tokens = choice.most_tokens(vllm_config.scheduler_config)
         # Bytes of the step loads that are planned, on each worker.
         self._step_bytes = 0
