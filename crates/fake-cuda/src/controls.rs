@@ -228,3 +228,18 @@ pub extern "C" fn fake_cuda_release(stream: CUstream) -> CUresult {
     }
     result_of(found.is_some(), CUDA_ERROR_INVALID_HANDLE)
 }
+
+/// Holds all streams, the legacy default stream and those created later included. `fake_cuda_release` still releases a
+/// single one. Returns when no step runs, so it must not be called from a host function.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_cuda_hold_all() {
+    ensure_loaded();
+    streams::hold_all();
+}
+
+/// Lets all held streams continue, also those held by `fake_cuda_hold`. A reset does the same.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_cuda_release_all() {
+    ensure_loaded();
+    streams::release_all();
+}

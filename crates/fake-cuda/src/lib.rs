@@ -35,6 +35,7 @@
 //! - `fake_cuda_read` and `fake_cuda_write` access device memory immediately.
 //! - `fake_cuda_delay(stream, us)`, `_hold(stream)`, `_step(stream, count)` and `_release(stream)` control a stream. A
 //!   stream that is held after `n` steps is frozen in the middle of a copy.
+//! - `fake_cuda_hold_all` and `fake_cuda_release_all` do so for all streams, also for those created in between.
 //!
 //! Defaults: seed 1, delays up to 100 us, driver 12.8, PTX up to 8.2, unlimited pinned memory, the attributes of an
 //! H100. The environment variable `FAKE_CUDA` has the settings and failures of a whole process, for example

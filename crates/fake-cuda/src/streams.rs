@@ -49,9 +49,13 @@ pub(crate) struct Stream {
 
 static STREAMS: Handles<Stream> = Handles::new("stream", 1);
 
+/// Whether all streams are held. It is locked while a stream is created, so that `hold_all` misses none.
+static ALL_HELD: Mutex<bool> = Mutex::new(false);
+
 impl Stream {
-    fn start(handle: usize) -> Result<Arc<Self>, CUresult> {
-        let stream = Arc::new(Self { handle, queue: Mutex::default(), changed: Condvar::new() });
+    fn start(handle: usize, is_held: bool) -> Result<Arc<Self>, CUresult> {
+        let queue = Mutex::new(Queue { is_held, ..Queue::default() });
+        let stream = Arc::new(Self { handle, queue, changed: Condvar::new() });
         let runner = Arc::clone(&stream);
         std::thread::Builder::new()
             .name("fake-cuda".to_owned())
@@ -192,7 +196,8 @@ impl Stream {
 
 fn legacy() -> Result<Arc<Stream>, CUresult> {
     static STREAM: OnceLock<Result<Arc<Stream>, CUresult>> = OnceLock::new();
-    STREAM.get_or_init(|| Stream::start(LEGACY_HANDLE)).clone()
+    // `hold_all` makes it, so it is never made while all streams are held.
+    STREAM.get_or_init(|| Stream::start(LEGACY_HANDLE, false)).clone()
 }
 
 /// Returns whether a handle is that of the legacy default stream.
@@ -219,7 +224,8 @@ pub(crate) fn find_running(handle: usize) -> Option<Arc<Stream>> {
 
 /// Creates a stream and returns its handle.
 pub(crate) fn create() -> Result<usize, CUresult> {
-    STREAMS.try_insert(Stream::start)
+    let all_held = ALL_HELD.lock();
+    STREAMS.try_insert(|handle| Stream::start(handle, *all_held))
 }
 
 /// Destroys a stream. Its thread ends when its work is done.
@@ -233,14 +239,40 @@ pub(crate) fn destroy(handle: usize) -> Result<(), CUresult> {
     Ok(())
 }
 
-/// Releases all held streams, and waits until all work is done.
-pub(crate) fn drain_all() {
+fn every() -> Vec<Arc<Stream>> {
     let mut streams = STREAMS.all();
     streams.extend(legacy());
+    streams
+}
+
+/// Holds all streams, also those created until `release_all`, and waits until no step runs.
+pub(crate) fn hold_all() {
+    let mut all_held = ALL_HELD.lock();
+    *all_held = true;
+    let streams = every();
     for stream in &streams {
+        stream.queue.lock().is_held = true;
+    }
+    // A running step may take long. A stream that is created during the wait starts held.
+    drop(all_held);
+    for stream in &streams {
+        drop(stream.wait_until(|queue| !queue.is_stepping));
+    }
+}
+
+/// Lets all held streams continue, whatever held them.
+pub(crate) fn release_all() {
+    let mut all_held = ALL_HELD.lock();
+    *all_held = false;
+    for stream in every() {
         stream.release();
     }
-    for stream in &streams {
+}
+
+/// Releases all held streams, and waits until all work is done.
+pub(crate) fn drain_all() {
+    release_all();
+    for stream in every() {
         // A failure that no event has shown is forgotten.
         let _ = stream.synchronize();
     }

@@ -9,8 +9,8 @@ use std::time::Instant;
 
 use clap::Parser;
 use dalsegno_io::{
-    Call, Claim, Copier, CopyDone, CopySource, Filled, PagePart, PageShape, PagedMemory, Region,
-    SliceCopy, SystemClock, Touch,
+    Call, Claim, Copier, CopyBatch, CopyDone, CopyMark, CopySource, Filled, PagePart, PageShape,
+    PagedMemory, Region, SystemClock, Touch,
 };
 use dalsegno_store::{LoadProgress, PageTarget, PlaceCopies, PlacedSource};
 
@@ -53,9 +53,10 @@ impl PlacedSource for Places {
 struct Idle;
 
 impl Copier for Idle {
-    fn copy(&self, batch: Vec<SliceCopy>, done: CopyDone) {
+    fn copy(&self, batch: CopyBatch, done: CopyDone) -> Option<CopyMark> {
         drop(batch);
         done(true);
+        None
     }
 
     fn copied_bytes(&self) -> u64 {

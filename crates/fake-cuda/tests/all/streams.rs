@@ -77,6 +77,46 @@ fn a_held_stream_freezes_a_copy_midway() {
 }
 
 #[test]
+fn all_streams_are_held_and_released_together() {
+    let _session = Session::new();
+    let device = Device::with(&[0; 4]);
+    let fill = |at, stream| ok!(cuMemsetD8Async(device.address + at, 1, 1, stream));
+    let early = Stream::new();
+    controls::fake_cuda_hold_all();
+    let late = Stream::new();
+    for (at, stream) in [(0, early.0), (1, late.0), (2, null_mut())] {
+        fill(at, stream);
+    }
+    // Only a held stream runs single steps.
+    assert_eq!(late.step(1), 1);
+    assert_eq!(device.content(), [0, 1, 0, 0]);
+    early.release();
+    early.synchronize();
+    assert_eq!(device.content(), [1, 1, 0, 0], "the default stream is still held");
+    controls::fake_cuda_release_all();
+    ok!(cuStreamSynchronize(null_mut()));
+    assert_eq!(device.content(), [1, 1, 1, 0]);
+    let free = Stream::new();
+    fill(3, free.0);
+    free.synchronize();
+    assert_eq!(device.content(), [1; 4]);
+}
+
+#[test]
+fn a_reset_ends_the_hold_of_all_streams() {
+    let _session = Session::new();
+    let device = Device::with(&[0; 2]);
+    controls::fake_cuda_hold_all();
+    let held = Stream::new();
+    ok!(cuMemsetD8Async(device.address, 1, 1, held.0));
+    controls::fake_cuda_reset(1, 0);
+    let later = Stream::new();
+    ok!(cuMemsetD8Async(device.address + 1, 1, 1, later.0));
+    later.synchronize();
+    assert_eq!(device.content(), [1, 1]);
+}
+
+#[test]
 fn chunks_of_a_copy_are_not_in_order() {
     let _session = Session::new();
     let new = pattern(16 * CHUNK, 1);

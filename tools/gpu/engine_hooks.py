@@ -1,0 +1,149 @@
+"""What the engine's process changes and reads inside vLLM and Dalsegno.
+
+Each function names one thing that has no public interface. It raises if what it changes is not
+there, so that no measurement is of something else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import time
+from typing import Any
+
+# Scale of all matrices but those of norms: answers depend on the prompt, and most of their tokens
+# are far from a tie in bfloat16.
+GAIN = 2.0
+# A load runs for this long before its process is killed.
+KILL_AFTER_S = 0.004
+
+
+def scale_weights() -> None:
+    """Lets vLLM's dummy weights be normal ones, scaled by their width, different in each layer."""
+    import torch
+    from vllm.model_executor.model_loader import dummy_loader
+
+    count = 0
+
+    def initialize(tensor: Any, *_: Any, **__: Any) -> None:
+        nonlocal count
+        count += 1
+        if not torch.is_floating_point(tensor):
+            return
+        if tensor.dim() < 2:
+            tensor.data.fill_(1.0)
+            return
+        noise = torch.Generator(device=tensor.device).manual_seed(count)
+        scale = GAIN / tensor.shape[-1] ** 0.5
+        tensor.data.normal_(0.0, scale, generator=noise)
+
+    name = "initialize_single_dummy_weight"
+    assert hasattr(dummy_loader, name), "this vLLM makes dummy weights in another way"
+    setattr(dummy_loader, name, initialize)
+
+
+def allow_loads_in_steps() -> None:
+    """Lets Dalsegno load inside steps with every runner and scheduler, also asynchronous ones."""
+    from dalsegno.integrations.vllm.direct import choice
+
+    choice.loads_in_steps = lambda *_: True
+
+
+def set_in_steps(core: Any, *, allowed: bool) -> bool:
+    """Changes whether a running engine loads inside steps; returns whether it did the other."""
+    state = vars(vars(core.scheduler.connector)["_scheduler"])
+    was: bool = state["_in_steps"]
+    state["_in_steps"] = allowed
+    return was != allowed
+
+
+def record_loads() -> list[dict[str, Any]]:
+    """Returns a list that grows by each load of Dalsegno that ends: bytes, seconds, where it ran.
+
+    Without Dalsegno, or on its tiered path, it stays empty.
+    """
+    ended: list[dict[str, Any]] = []
+    try:
+        from dalsegno.integrations.vllm.direct.worker import DirectWorker
+    except ImportError:
+        return ended
+    name = "_end_load"
+    usual = vars(DirectWorker)[name]
+
+    def end(self: Any, running: Any) -> None:
+        if running.load is not None:
+            running.load.wait()
+        usual(self, running)
+        until = time.monotonic() if running.ended is None else running.ended
+        job = running.job
+        ended.append(
+            {
+                "blocks": len(job.chain),
+                "seconds": round(until - running.started, 5),
+                "way": job.way.name.lower(),
+            }
+        )
+
+    setattr(DirectWorker, name, end)
+    return ended
+
+
+def kill_at_load() -> None:
+    """Lets this process be killed a few milliseconds after its next load has begun."""
+    from dalsegno.integrations.vllm.direct.worker import DirectWorker
+
+    name = "_begin_load"
+    usual = vars(DirectWorker)[name]
+
+    def begin(self: Any, job: Any) -> Any:
+        load = usual(self, job)
+        time.sleep(KILL_AFTER_S)
+        os.kill(os.getpid(), signal.SIGKILL)
+        return load
+
+    setattr(DirectWorker, name, begin)
+
+
+def most_tokens(core: Any) -> int:
+    """Returns how many tokens a request may have, with its answer."""
+    return int(core.vllm_config.model_config.max_model_len)
+
+
+def digest(core: Any, n: int) -> str:
+    """Returns a hash of the KV cache of the only running request.
+
+    Args:
+        core: vLLM's engine core.
+        n: Tokens of its prompt; the full blocks before its last token are read.
+
+    Returns:
+        16 hexadecimal digits. They depend on the bytes of each layer and block, in order.
+    """
+    (request,) = core.scheduler.requests
+    (pages,) = core.scheduler.kv_cache_manager.get_block_ids(request)
+    size = core.vllm_config.cache_config.block_size
+    pages = pages[: (n - 1) // size]
+    count = core.vllm_config.cache_config.num_gpu_blocks
+    total = hashlib.sha256()
+    for name, layer in sorted(core.vllm_config.compilation_config.static_forward_context.items()):
+        total.update(f"{name} {_sum(layer.kv_cache, pages, count)}".encode())
+    return total.hexdigest()[:16]
+
+
+def _sum(cache: Any, pages: list[int], count: int) -> int:
+    """Returns a weighted sum of the bytes of pages, modulo 2**64.
+
+    Args:
+        cache: The tensor of a layer; one of its first two dimensions counts pages.
+        pages: The pages, in the order of the prompt.
+        count: How many pages there are.
+    """
+    import torch
+
+    at = list(cache.shape[:2]).index(count)
+    chosen = torch.tensor(pages, device=cache.device)
+    found = cache.index_select(at, chosen).movedim(at, 0).contiguous()
+    words = found.view(-1).view(torch.int64)
+    weights = torch.arange(1, 2 * words.numel(), 2, device=words.device)
+    return int((words * weights).sum())
