@@ -40,7 +40,7 @@ MAKEFLAGS += --no-print-directory
 	test check lint lint-rust lint-programs lint-python fmt test-rust test-python test-vllm test-vllm-next test-vllm-oldest \
 	test-sglang test-lmcache test-lmcache-next test-long sim fuzz fuzz-seeds mutations audit bench docs faultbench \
 	far-packages test-far test-far-all clean clean-all need-cargo env-engines build-rust-tests run-rust run-python run-far \
-	run-vllm run-vllm-next run-vllm-oldest run-sglang run-lmcache run-lmcache-next
+	run-vllm run-vllm-next run-vllm-oldest run-sglang run-lmcache run-lmcache-next fake-cuda
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' Makefile
@@ -159,6 +159,12 @@ need-cargo:
 build-rust-tests: env-dev need-cargo
 	@# This includes faulty-mount, which Python tests mount.
 	@cargo test --quiet $(RUST_TESTS) --no-run
+
+# Takes the place of the CUDA driver in tests.
+fake-cuda: need-cargo
+	@cargo build --quiet --locked -p dalsegno-fake-cuda
+
+run-python run-vllm run-vllm-next run-vllm-oldest: fake-cuda
 
 run-rust:
 	@cargo test --quiet --no-fail-fast $(RUST_TESTS)

@@ -10,8 +10,8 @@ library only.
    build is an error, and so is a suite, or a history, that fails without a bug. An error of one
    patch does not keep the others from being tried.
 3. What the simulation by its nature cannot see names another test in a line `suite: COMMAND`, a
-   command of `cargo`, or of `pytest` in the environment of vLLM. The latter uses the extension that
-   the working tree has built.
+   command of `cargo`, or of `pytest`, with `--engine` in the environment of vLLM. The latter uses
+   the extension that the working tree has built.
 4. A line `seeds: 17 3` names histories that find the bug, so that they are tried first. When they
    do not, all the others are.
 """
@@ -36,6 +36,7 @@ FOLDER = Path("crates/sim/mutations")
 WORK = ROOT / "target" / "mutations"
 PYTEST = "pytest"
 VLLM = ROOT / ".envs" / "vllm" / "bin" / "python"
+DEV = ROOT / ".envs" / "dev" / "bin" / "python"
 EXTENSION = ROOT / "python" / "dalsegno" / "_native.abi3.so"
 FAKE_CUDA = ROOT / "target" / "debug" / "libfake_cuda.so"
 EXPLORE = "cargo run --release -p dalsegno-sim --bin explore -- --first"
@@ -173,14 +174,15 @@ def run(command: list[str], tree: Path) -> subprocess.CompletedProcess[str]:
 
 
 def run_pytest(command: list[str], tree: Path) -> subprocess.CompletedProcess[str]:
-    """Runs tests of the integration of vLLM in a tree.
+    """Runs tests in a tree: those of engines in the environment of vLLM, others in the usual one.
 
     Raises:
         MutationError: They did not run.
     """
+    python = VLLM if "--engine" in command else DEV
     paths = os.pathsep.join(str(tree / name) for name in ("python", "bench", "."))
     done = subprocess.run(
-        [str(VLLM), "-m", "pytest", "-xq", "-W", "ignore", "-p", "no:cacheprovider", *command[1:]],
+        [str(python), "-m", "pytest", "-xq", "-W", "ignore", "-p", "no:cacheprovider", *command[1:]],
         cwd=tree,
         env=os.environ | {"PYTHONPATH": paths, "DALSEGNO_FAKE_CUDA": str(FAKE_CUDA)},
         check=False,
