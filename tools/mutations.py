@@ -179,10 +179,10 @@ def run_pytest(command: list[str], tree: Path) -> subprocess.CompletedProcess[st
     Raises:
         MutationError: They did not run.
     """
-    python = VLLM if "--engine" in command else DEV
+    python = str(VLLM if "--engine" in command else DEV)
     paths = os.pathsep.join(str(tree / name) for name in ("python", "bench", "."))
     done = subprocess.run(
-        [str(python), "-m", "pytest", "-xq", "-W", "ignore", "-p", "no:cacheprovider", *command[1:]],
+        [python, "-m", "pytest", "-xq", "-W", "ignore", "-p", "no:cacheprovider", *command[1:]],
         cwd=tree,
         env=os.environ | {"PYTHONPATH": paths, "DALSEGNO_FAKE_CUDA": str(FAKE_CUDA)},
         check=False,

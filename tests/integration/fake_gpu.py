@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Mapping
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,29 @@ class FakeGpu:
         """Lets the work of calls fail, after the calls have succeeded."""
         name = call.encode()
         self._call("fake_cuda_fail_later", name, c_uint(after), c_uint(times), c_int(result))
+
+    def limit(
+        self,
+        *,
+        version: int = 12080,
+        ptx: tuple[int, int] = (8, 2),
+        memlock: int | None = None,
+        attributes: Mapping[int, int] | None = None,
+    ) -> None:
+        """Takes something from the driver that a GPU opened later will miss.
+
+        Args:
+            version: Of the driver; 12080 is CUDA 12.8.
+            ptx: The newest version of PTX that it takes.
+            memlock: Most bytes of pinned and registered memory; None for no limit.
+            attributes: Attributes of the device that differ, by their numbers.
+        """
+        self._library.fake_cuda_set_driver_version(c_int(version))
+        self._library.fake_cuda_set_ptx(*map(c_uint, ptx))
+        if memlock is not None:
+            self._library.fake_cuda_set_memlock(c_size_t(memlock))
+        for number, value in (attributes or {}).items():
+            self._library.fake_cuda_set_attribute(c_int(number), c_int(value))
 
     def calls(self, name: str) -> int:
         """Returns how often a call was made."""

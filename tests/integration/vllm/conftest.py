@@ -13,6 +13,7 @@ import pytest
 from tests.dose import dose
 
 if TYPE_CHECKING:
+    from tests.integration.fake_gpu import FakeGpu
     from tests.integration.manual_store import ManualStore
     from tests.integration.vllm.direct_rig import Rig
     from tests.integration.vllm.tiers import Primary
@@ -69,6 +70,16 @@ def make_rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callabl
         rig.close()
     if gpu is not None:
         gpu.close()
+
+
+@pytest.fixture
+def gpu() -> Iterator[FakeGpu]:
+    """A GPU that does not exist."""
+    from tests.integration.fake_gpu import FakeGpu
+
+    fake = FakeGpu()
+    yield fake
+    fake.close()
 
 
 @pytest.fixture

@@ -67,7 +67,11 @@ impl Driver {
         // SAFETY: loading NVIDIA's library runs its initializers, as each CUDA program does. A caller who names another
         // one vouches for it.
         let library = unsafe { Library::new(path) };
-        let library = library.map_err(|error| Absent::NoLibrary(error.to_string()))?;
+        let library = library.map_err(|error| {
+            // Which library it is, and why it cannot be loaded, says the cause.
+            let cause = std::error::Error::source(&error).map(ToString::to_string);
+            Absent::NoLibrary(cause.unwrap_or_else(|| error.to_string()))
+        })?;
         let calls = Calls::find(&library)?;
         let mut driver = Self { calls, version: 0, batch_copy: None, library };
         // SAFETY: it has no requirements.

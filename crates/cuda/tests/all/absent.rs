@@ -25,7 +25,8 @@ fn copies(fake: &Fake, gpu: &Arc<GpuCopier>) -> bool {
 
 #[test]
 fn a_machine_without_a_driver_is_an_answer() {
-    assert!(refusal("libcuda-of-nobody.so.1").starts_with("no CUDA driver: "));
+    let refusal = refusal("libcuda-of-nobody.so.1");
+    assert!(refusal.starts_with("no CUDA driver: libcuda-of-nobody.so.1: "), "{refusal}");
 }
 
 #[test]
