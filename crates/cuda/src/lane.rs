@@ -76,8 +76,8 @@ impl Lane {
         kernel: Option<&Arc<Kernel>>,
     ) -> Result<Self, QueueError> {
         let name = match direction {
-            Direction::ToDevice => "dalsegno-h2d",
-            Direction::ToHost => "dalsegno-d2h",
+            Direction::ToDevice => "dalsegno-gpu-in",
+            Direction::ToHost => "dalsegno-gpu-out",
         };
         let queue = Queue::start(device, name)?;
         let memory = match Pinned::allocate(device, SLOTS * SLOT_BYTES) {

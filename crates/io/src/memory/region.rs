@@ -282,8 +282,8 @@ impl Region {
         self.access
     }
 
-    /// Whether it has the same physical memory as long as it exists. That of [`Region::lent`] goes back to the system in
-    /// between, so nothing may remember where it is.
+    /// Whether it has the same physical memory as long as it exists. That of [`Region::lent`] goes back to the system
+    /// in between, so nothing may remember where it is.
     #[must_use]
     pub fn keeps_memory(&self) -> bool {
         !self.is_lent
