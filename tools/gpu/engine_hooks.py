@@ -17,6 +17,8 @@ from typing import Any
 GAIN = 2.0
 # A load runs for this long before its process is killed.
 KILL_AFTER_S = 0.004
+# How many numbers of a block are taken as a sample.
+SAMPLE_VALUES = 32
 
 
 def scale_weights() -> None:
@@ -105,45 +107,77 @@ def kill_at_load() -> None:
     setattr(DirectWorker, name, begin)
 
 
+def gpu_facts() -> dict[str, Any]:
+    """Returns the facts of the GPU as Dalsegno's worker uses it; nothing without such a worker."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
+
+    if not has_kv_transfer_group():
+        return {}
+    worker = vars(get_kv_transfer_group()).get("_worker")
+    memory = vars(worker).get("_memory") if worker is not None else None
+    gpu = vars(memory).get("_gpu") if memory is not None else None
+    if gpu is None:
+        return {}
+    return {name: str(one) if name == "refusals" else one for name, one in gpu.facts().items()}
+
+
 def most_tokens(core: Any) -> int:
     """Returns how many tokens a request may have, with its answer."""
     return int(core.vllm_config.model_config.max_model_len)
 
 
-def digest(core: Any, n: int) -> str:
-    """Returns a hash of the KV cache of the only running request.
+def cached(core: Any, n: int) -> dict[str, str]:
+    """Returns what identifies the KV cache of the only running request.
 
     Args:
         core: vLLM's engine core.
         n: Tokens of its prompt; the full blocks before its last token are read.
 
     Returns:
-        16 hexadecimal digits. They depend on the bytes of each layer and block, in order.
+        `digest`, 16 hexadecimal digits that depend on the bytes of each layer and block, in order;
+        and `sample`, the first bytes of the keys of a middle block in a middle layer.
     """
     (request,) = core.scheduler.requests
     (pages,) = core.scheduler.kv_cache_manager.get_block_ids(request)
-    size = core.vllm_config.cache_config.block_size
-    pages = pages[: (n - 1) // size]
+    pages = pages[: (n - 1) // core.vllm_config.cache_config.block_size]
     count = core.vllm_config.cache_config.num_gpu_blocks
-    total = hashlib.sha256()
-    for name, layer in sorted(core.vllm_config.compilation_config.static_forward_context.items()):
-        total.update(f"{name} {_sum(layer.kv_cache, pages, count)}".encode())
-    return total.hexdigest()[:16]
+    total, sample = hashlib.sha256(), ""
+    layers = core.vllm_config.compilation_config.static_forward_context
+    for at, name in enumerate(sorted(layers)):
+        found = _pages(layers[name].kv_cache, pages, count)
+        total.update(f"{name} {_sum(found)}".encode())
+        if at == len(layers) // 2:
+            middle = found[len(pages) // 2].flatten()[:SAMPLE_VALUES]
+            sample = _hex(middle)
+    return {"digest": total.hexdigest()[:16], "sample": sample}
 
 
-def _sum(cache: Any, pages: list[int], count: int) -> int:
-    """Returns a weighted sum of the bytes of pages, modulo 2**64.
+def _hex(values: Any) -> str:
+    """Returns the bytes of a tensor in hexadecimal digits."""
+    import torch
+
+    return bytes(values.cpu().contiguous().view(torch.uint8).numpy()).hex()
+
+
+def _pages(cache: Any, pages: list[int], count: int) -> Any:
+    """Returns the pages of a layer, contiguous, with their order as the first dimension.
 
     Args:
-        cache: The tensor of a layer; one of its first two dimensions counts pages.
+        cache: The tensor of the layer; one of its first two dimensions counts pages.
         pages: The pages, in the order of the prompt.
-        count: How many pages there are.
+        count: How many pages the cache has.
     """
     import torch
 
     at = list(cache.shape[:2]).index(count)
     chosen = torch.tensor(pages, device=cache.device)
-    found = cache.index_select(at, chosen).movedim(at, 0).contiguous()
+    return cache.index_select(at, chosen).movedim(at, 0).contiguous()
+
+
+def _sum(found: Any) -> int:
+    """Returns a weighted sum of the bytes of a tensor, modulo 2**64."""
+    import torch
+
     words = found.view(-1).view(torch.int64)
     weights = torch.arange(1, 2 * words.numel(), 2, device=words.device)
     return int((words * weights).sum())

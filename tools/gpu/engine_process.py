@@ -69,14 +69,14 @@ class Engine:
 
         Returns:
             `ttft_s`; `tokens` of the answer; `top`: for each its candidates with their log
-            probabilities; `external` and `in_gpu`: prompt tokens that were hits; `digest` of the
-            bytes in the KV cache; `loads` that ended meanwhile.
+            probabilities; `external` and `in_gpu`: prompt tokens that were hits; `digest` and
+            `sample` of the KV cache; `loads` that ended meanwhile.
         """
         before, text = self._counters(), prompt(n, seed, self._vocabulary)
         self._loads.clear()
         started = time.perf_counter()
         name = self._add(text, tokens, logprobs=CANDIDATES)
-        first_s, digest, output = 0.0, "", None
+        first_s, found, output = 0.0, {"digest": "", "sample": ""}, None
         while output is None or not output.finished:
             given = self._step().get(name)
             if given is None:
@@ -84,7 +84,7 @@ class Engine:
             output = given
             if not first_s and output.outputs[0].token_ids:
                 first_s = time.perf_counter() - started
-                digest = engine_hooks.digest(self._core, n)
+                found = engine_hooks.cached(self._core, n)
         self._settle()
         after, answer = self._counters(), output.outputs[0]
         return {
@@ -98,7 +98,7 @@ class Engine:
             ],
             "external": after.get(EXTERNAL_HITS, 0) - before.get(EXTERNAL_HITS, 0),
             "in_gpu": after.get(GPU_HITS, 0) - before.get(GPU_HITS, 0),
-            "digest": digest,
+            **found,
             "loads": list(self._loads),
         }
 
@@ -113,6 +113,17 @@ class Engine:
     def do_counters(self) -> dict[str, float]:
         """Returns vLLM's counters of hits and those of the store."""
         return self._counters()
+
+    def do_gpu_facts(self) -> dict[str, Any]:
+        """Returns what Dalsegno knows of the GPU; nothing without it, or on the CPU."""
+        return engine_hooks.gpu_facts()
+
+    def do_wait_registered(self) -> dict[str, Any]:
+        """Waits until the GPU has registered the pool, as loads are slower before that."""
+        until = time.monotonic() + SETTLE_S
+        while engine_hooks.gpu_facts().get("registering") and time.monotonic() < until:
+            time.sleep(0.01)
+        return engine_hooks.gpu_facts()
 
     def do_decode(
         self, n: int, seed: int, others: list[tuple[int, int]], alone: int

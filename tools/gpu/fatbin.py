@@ -3,8 +3,8 @@
     python tools/gpu/fatbin.py LIBRARY OUT --keep 90
 
 nvcc puts the code for several GPUs into the sections `.nv_fatbin` and `__nv_relfatbin` of a
-library. A section has fat binaries, one after the other. Each has a header and entries, and an entry
-is machine code for one architecture, or PTX, which the driver compiles for later ones.
+library. A section has fat binaries, one after the other. Each has a header and entries. An entry is
+machine code for one architecture, or PTX, which the driver compiles for later ones.
 
 1. Only payloads are zeroed. Headers, sizes and offsets stay, so the library loads as before, and
    compresses to little more than what is kept.
@@ -12,9 +12,9 @@ is machine code for one architecture, or PTX, which the driver compiles for late
    newest PTX that it can compile, if PTX is kept.
 3. A section that does not parse is an error. Nothing is written then.
 
-All numbers are little-endian. Header of a fat binary, 16 bytes: magic (u32), version (u16), bytes of
-the header (u16), bytes of all entries (u64). Header of an entry: kind (u16, 1 PTX, 2 machine code),
-version (u16), bytes of the header (u32), bytes of the payload (u64), and at offset 28 the
+All numbers are little-endian. Header of a fat binary, 16 bytes: magic (u32), version (u16), bytes
+of the header (u16), bytes of all entries (u64). Header of an entry: kind (u16, 1 PTX, 2 machine
+code), version (u16), bytes of the header (u32), bytes of the payload (u64), and at offset 28 the
 architecture (u32, 90 for sm_90 and sm_90a).
 """
 

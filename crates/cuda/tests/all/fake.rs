@@ -3,6 +3,7 @@
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use dalsegno_cuda::{GpuCopier, GpuError, GpuOptions, StreamHandle};
@@ -12,6 +13,9 @@ use parking_lot::{Mutex, MutexGuard};
 
 /// The library has one state for the whole process.
 static SERIAL: Mutex<()> = Mutex::new(());
+
+/// Whether a test has left something.
+static HAS_LEFT: AtomicBool = AtomicBool::new(false);
 
 pub(crate) const LIMIT: Duration = Duration::from_secs(20);
 
@@ -57,7 +61,10 @@ impl Fake {
         let fake = Self { library, path, _serial: serial };
         fake!(fake, b"fake_cuda_reset"(u64 = seed, u32 = delay_us) -> ());
         assert_eq!(fake!(fake, b"cuInit"(c_uint = 0) -> c_int), 0);
+        // Once something was left, no test after it can tell what it leaves itself.
+        assert!(!HAS_LEFT.swap(true, Ordering::SeqCst), "a test before has left something");
         eventually("the test before has left nothing", || fake.left().is_empty());
+        HAS_LEFT.store(false, Ordering::SeqCst);
         let mut context: *mut c_void = std::ptr::null_mut();
         let retained = fake!(
             fake,
