@@ -501,6 +501,26 @@ class LayerWriter:
         a time. A transfer that is cancelled may leave its layer missing; store it again.
         """
 
+    def submit_store_blocks(
+        self,
+        pages: PagedBlocks,
+        *,
+        after: GpuPoint | None = None,
+        timeout_s: float | None = None,
+    ) -> Transfer[None]:
+        """Starts to store all layers of all blocks, as they are in pages; never waits.
+
+        Like :meth:`submit_store_layer`, once for all layers. No layer may be stored before.
+
+        Args:
+            pages: Pages of an engine for all blocks of the put, from :meth:`PagedMemory.blocks`.
+            after: The point in the GPU's work by which all layers are in their pages.
+            timeout_s: Seconds after which the transfer fails; ``None`` waits.
+
+        Raises:
+            InvalidError: The pages have another shape.
+        """
+
     def submit_commit(self, *, timeout_s: float | None = None) -> Transfer[None]:
         """Starts :meth:`commit` in the background; never waits.
 

@@ -14,8 +14,8 @@ PATCHES = sorted((ROOT / "crates" / "sim" / "mutations").glob("*.patch"))
 
 def test_there_are_at_least_ten_mutations_numbered_in_order() -> None:
     assert len(PATCHES) >= 10
-    numbers = [patch.name[:2] for patch in PATCHES]
-    assert numbers == [f"{number:02}" for number in range(1, len(PATCHES) + 1)]
+    numbers = sorted(int(patch.name.partition("-")[0]) for patch in PATCHES)
+    assert numbers == list(range(1, len(PATCHES) + 1))
 
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.stem)

@@ -15,45 +15,47 @@ from typing import Any
 # Scale of all matrices but those of norms: answers depend on the prompt, and most of their tokens
 # are far from a tie in bfloat16.
 GAIN = 2.0
+LOAD_FORMAT = "noise"
 # A load runs for this long before its process is killed.
 KILL_AFTER_S = 0.004
 # How many numbers of a block are taken as a sample.
 SAMPLE_VALUES = 32
 
 
-def scale_weights() -> None:
-    """Lets vLLM's dummy weights be normal ones, scaled by their width, different in each layer."""
+def register_weights() -> None:
+    """Adds the load format `LOAD_FORMAT` to vLLM: normal weights, scaled by their width.
+
+    They are the same in each process. The weights of vLLM's own format `dummy` are so small that no
+    answer depends on the prompt, and Dalsegno gives them another identity in each process.
+    """
     import torch
-    from vllm.model_executor.model_loader import dummy_loader
+    from vllm.model_executor.model_loader import register_model_loader
+    from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
-    count = 0
+    @register_model_loader(LOAD_FORMAT)
+    class Noise(BaseModelLoader):  # type: ignore[misc]
+        def download_model(self, model_config: Any) -> None:
+            """Fetches nothing."""
 
-    def initialize(tensor: Any, *_: Any, **__: Any) -> None:
-        nonlocal count
-        count += 1
-        if not torch.is_floating_point(tensor):
-            return
-        if tensor.dim() < 2:
-            tensor.data.fill_(1.0)
-            return
-        noise = torch.Generator(device=tensor.device).manual_seed(count)
-        scale = GAIN / tensor.shape[-1] ** 0.5
-        tensor.data.normal_(0.0, scale, generator=noise)
-
-    name = "initialize_single_dummy_weight"
-    assert hasattr(dummy_loader, name), "this vLLM makes dummy weights in another way"
-    setattr(dummy_loader, name, initialize)
-
-
-def allow_loads_in_steps() -> None:
-    """Lets Dalsegno load inside steps with every runner and scheduler, also asynchronous ones."""
-    from dalsegno.integrations.vllm.direct import choice
-
-    choice.loads_in_steps = lambda *_: True
+        def load_weights(self, model: Any, model_config: Any) -> None:
+            """Draws all weights; those of norms are 1."""
+            del model_config
+            for seed, tensor in enumerate(model.state_dict().values()):
+                if tensor.dim() < 2:
+                    tensor.fill_(1.0)
+                    continue
+                draw = torch.Generator(device=tensor.device).manual_seed(seed)
+                tensor.normal_(0.0, GAIN / tensor.shape[-1] ** 0.5, generator=draw)
 
 
 def set_in_steps(core: Any, *, allowed: bool) -> bool:
-    """Changes whether a running engine loads inside steps; returns whether it did the other."""
+    """Changes whether an engine loads inside steps, whatever its runner and scheduler are.
+
+    Dalsegno decides that once (`direct.choice.loads_in_steps`), and the scheduler's half keeps it.
+
+    Returns:
+        Whether it did the other before.
+    """
     state = vars(vars(core.scheduler.connector)["_scheduler"])
     was: bool = state["_in_steps"]
     state["_in_steps"] = allowed

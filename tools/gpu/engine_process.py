@@ -8,8 +8,7 @@ started. All other output goes to standard error.
 
 1. The engine runs in this process (`VLLM_ENABLE_V1_MULTIPROCESSING=0`), so killing the process ends
    everything, and the order of its steps is that of this program.
-2. The weights are random. vLLM's own dummy weights are so small that no answer depends on the
-   prompt; these are scaled so that it does.
+2. The weights are random, and the same in each process (`engine_hooks.register_weights`).
 3. Times are seconds, from before the request is added to the step that returns the first token.
 """
 
@@ -42,15 +41,12 @@ class Engine:
         """Starts vLLM.
 
         Args:
-            spec: `options` of vLLM's `LLM`, `kv_transfer_config` or None, and `in_steps`: whether
-                loads run inside steps where Dalsegno would not allow it.
+            spec: `options` of vLLM's `LLM`, and `kv_transfer_config` or None.
         """
         started = time.perf_counter()
         from vllm import LLM
 
-        engine_hooks.scale_weights()
-        if spec.get("in_steps"):
-            engine_hooks.allow_loads_in_steps()
+        engine_hooks.register_weights()
         self._loads = engine_hooks.record_loads()
         self._llm = LLM(**spec["options"], kv_transfer_config=spec.get("kv_transfer_config"))
         self._engine: Any = self._llm.llm_engine
@@ -84,7 +80,8 @@ class Engine:
             output = given
             if not first_s and output.outputs[0].token_ids:
                 first_s = time.perf_counter() - started
-                found = engine_hooks.cached(self._core, n)
+                # A request of one token has ended, and its blocks belong to no request.
+                found = self._cached(n) if tokens > 1 else found
         self._settle()
         after, answer = self._counters(), output.outputs[0]
         return {
@@ -182,6 +179,13 @@ class Engine:
         """Shuts the engine down."""
         self._engine.engine_core.shutdown()
         return {}
+
+    def _cached(self, n: int) -> dict[str, str]:
+        """Returns what identifies the KV cache of a prompt, or why it cannot be read."""
+        try:
+            return engine_hooks.cached(self._core, n)
+        except Exception as error:  # noqa: BLE001 - times and tokens are worth more
+            return {"digest": "", "sample": "", "unread": f"{type(error).__name__}: {error}"}
 
     def _add(self, tokens: list[int], most: int, logprobs: int | None = None) -> str:
         """Adds a request for so many tokens; returns its name."""

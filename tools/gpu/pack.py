@@ -123,7 +123,7 @@ def pack_engine(out: Path, cache: Path, piece_mib: int, level: int) -> dict[str,
 
 def show(manifests: Sequence[dict[str, Any]]) -> None:
     """Prints which files are to be carried, and how large they are."""
-    print(f"{'part':<9}{'file':<56}{'MiB':>8}")
+    print(f"{'part':<9}{'file':<72}{'MiB':>8}")
     total = 0
     for manifest in manifests:
         programs = 0
@@ -132,10 +132,11 @@ def show(manifests: Sequence[dict[str, Any]]) -> None:
             if file["name"].startswith("gpu/"):
                 programs += file["bytes"]
                 continue
-            print(f"{manifest['part']:<9}{file['name'][-54:]:<56}{file['bytes'] / MIB:>8.2f}")
+            name = file["name"].rpartition("/")[2][:70]
+            print(f"{manifest['part']:<9}{name:<72}{file['bytes'] / MIB:>8.2f}")
         if programs:
-            print(f"{manifest['part']:<9}{'gpu/*':<56}{programs / MIB:>8.2f}")
-    print(f"{'':<9}{'together':<56}{total / MIB:>8.2f}")
+            print(f"{manifest['part']:<9}{'gpu/*':<72}{programs / MIB:>8.2f}")
+    print(f"{'':<9}{'together':<72}{total / MIB:>8.2f}")
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -7,6 +7,7 @@ one, with its pieces in their order. The archive is a tar, compressed with zstd;
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 import shutil
@@ -167,7 +168,7 @@ def _decompressed(pieces: Sequence[Path]) -> Iterator[IO[bytes]]:
             yield zstd.stdout
         return
     try:
-        import zstandard
+        zstandard: Any = importlib.import_module("zstandard")
     except ImportError:
         raise PiecesError(
             "neither the program zstd nor the Python module zstandard is here; "

@@ -20,6 +20,9 @@ use crate::tuning;
 /// Copies of this many bytes of one load may be queued: 5 ms on a link of 55 GB/s.
 const WINDOW_BYTES: usize = 256 << 20;
 
+/// Memory is registered in whole pages.
+const PAGE_BYTES: usize = 4096;
+
 /// How a GPU is to be used.
 #[derive(Clone, Debug, Default)]
 pub struct GpuOptions {
@@ -37,6 +40,9 @@ pub enum GpuError {
     /// The driver does not work here.
     #[error(transparent)]
     Absent(#[from] Absent),
+    /// Memory cannot be registered in such pieces.
+    #[error("memory is registered in whole pages of {PAGE_BYTES} bytes, not in pieces of {0}")]
+    Pieces(usize),
     /// The driver refused what a GPU needs.
     #[error("the GPU cannot be used: {0}")]
     Refused(#[from] QueueError),
@@ -83,6 +89,9 @@ impl GpuCopier {
     /// [`GpuError`] says why it cannot be used.
     pub fn open(options: &GpuOptions) -> Result<Self, GpuError> {
         let GpuOptions { library, index, piece_bytes } = options;
+        if let Some(bytes) = piece_bytes.filter(|bytes| *bytes == 0 || bytes % PAGE_BYTES != 0) {
+            return Err(GpuError::Pieces(bytes));
+        }
         let device = Arc::new(Device::open(library.as_deref().map(Path::new), *index)?);
         let kernel = Kernel::load(&device);
         let kernel_refusal = kernel.as_ref().err().map(ToString::to_string);
@@ -103,7 +112,7 @@ impl GpuCopier {
 
     /// Measures which way is the fastest for pieces of this many bytes, for at most 100 ms, and takes it.
     pub fn tune(&self, piece_bytes: usize) {
-        let Some(kernel) = &self.kernel else { return };
+        let Some(kernel) = self.kernel.as_ref().filter(|_| self.device.is_here()) else { return };
         match tuning::measure(&self.device, kernel, piece_bytes) {
             Ok(ways) => {
                 *self.ways.lock() = ways;
@@ -129,6 +138,7 @@ impl GpuCopier {
     ///
     /// That of the driver.
     pub fn point(&self, stream: StreamHandle) -> Result<StreamPoint, CudaError> {
+        self.device.check_process()?;
         Ok(StreamPoint::new(Event::record(&self.device, stream)?))
     }
 
@@ -138,6 +148,7 @@ impl GpuCopier {
     ///
     /// That of the driver.
     pub fn order(&self, stream: StreamHandle, mark: CopyMark) -> Result<(), CudaError> {
+        self.device.check_process()?;
         self.to_device.marks().order(stream, mark)
     }
 

@@ -89,6 +89,11 @@ impl Device {
         self.process.is_this()
     }
 
+    /// Fails in a forked child, before any lock.
+    pub(crate) fn check_process(&self) -> Result<(), CudaError> {
+        if self.is_here() { Ok(()) } else { Err(CudaError::forked()) }
+    }
+
     /// A handle for an event.
     pub(crate) fn take_event(&self) -> Result<Handle, CudaError> {
         let idle = self.idle_events.lock().pop();

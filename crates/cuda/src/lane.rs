@@ -11,13 +11,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crossbeam_channel::bounded;
-use dalsegno_io::{CopyDone, CopyMark, CopySource, PageSlice};
+use dalsegno_io::{CopyDone, CopyMark, CopySource, Memory, PageSlice};
 use parking_lot::Mutex;
 
 use crate::device::Device;
 use crate::kernel::Kernel;
 use crate::pinned::Pinned;
-use crate::queue::{Marks, Queue, QueueError, Submitted};
+use crate::queue::{Marks, Queue, QueueError, Submitted, WorkOutcome};
 use crate::slots::{Slot, SlotMemory, SlotUse, Slots};
 use crate::span_copier::{CopyWays, SpanCopier};
 use crate::spans::{Direction, Plan, Span};
@@ -46,21 +46,36 @@ struct LaneSubmit {
 /// A batch. It ends when this is dropped.
 struct BatchEnd {
     has_failed: AtomicBool,
+    /// Whether the GPU may still use what is kept.
+    is_unknown: AtomicBool,
     kept: Vec<(CopySource, PageSlice)>,
     done: Mutex<Option<CopyDone>>,
 }
 
 impl BatchEnd {
-    fn note(&self, has_succeeded: bool) {
-        if !has_succeeded {
-            self.has_failed.store(true, Ordering::Relaxed);
+    fn fail(&self) {
+        self.has_failed.store(true, Ordering::Relaxed);
+    }
+
+    fn note(&self, outcome: WorkOutcome) {
+        if outcome != WorkOutcome::Succeeded {
+            self.fail();
+        }
+        if outcome == WorkOutcome::Unknown {
+            self.is_unknown.store(true, Ordering::Relaxed);
         }
     }
 }
 
 impl Drop for BatchEnd {
     fn drop(&mut self) {
-        self.kept.clear();
+        let kept = std::mem::take(&mut self.kept);
+        if self.is_unknown.load(Ordering::Relaxed) {
+            // Lost, but written by nobody else.
+            std::mem::forget(kept);
+        } else {
+            drop(kept);
+        }
         if let Some(done) = self.done.get_mut().take() {
             done(!self.has_failed.load(Ordering::Relaxed));
         }
@@ -84,7 +99,7 @@ impl Lane {
             Ok(pinned) => SlotMemory::Pinned(pinned),
             Err(error) => {
                 tracing::warn!(%error, "the GPU gives no pinned memory: copies of other memory are slow");
-                SlotMemory::Plain(vec![0; SLOTS * SLOT_BYTES])
+                SlotMemory::Plain(Memory::zeroed(SLOTS * SLOT_BYTES))
             }
         };
         let marks = queue.marks();
@@ -123,8 +138,8 @@ impl Lane {
         done: CopyDone,
     ) -> Option<CopyMark> {
         let Plan { registered, plain, kept, .. } = plan;
-        let end =
-            BatchEnd { has_failed: AtomicBool::new(false), kept, done: Mutex::new(Some(done)) };
+        let (has_failed, is_unknown) = (AtomicBool::new(false), AtomicBool::new(false));
+        let end = BatchEnd { has_failed, is_unknown, kept, done: Mutex::new(Some(done)) };
         let batch = Batch { lane: self, after, end: Arc::new(end) };
         let submit = &mut *self.submit.lock();
         let mut last = None;
@@ -154,19 +169,21 @@ impl Batch<'_> {
         &self,
         submit: &mut LaneSubmit,
         spans: &[Span],
-        then: Box<dyn FnOnce(bool) + Send>,
+        then: Box<dyn FnOnce(WorkOutcome) + Send>,
     ) -> Submitted {
         let end = Arc::clone(&self.end);
         let LaneSubmit { queue, spans: copier, .. } = submit;
         // SAFETY: `end` keeps both sides, with the access that a slice gives, until the copies have ended. Slots are
         // given back later.
         let copy = |stream: &_| unsafe { copier.copy(spans, stream) };
-        let ended = move |has_succeeded| {
-            then(has_succeeded);
-            end.note(has_succeeded);
+        let ended = move |outcome| {
+            then(outcome);
+            end.note(outcome);
         };
         let queued = queue.submit(self.after, copy, Box::new(ended));
-        self.end.note(queued.mark.is_some());
+        if queued.mark.is_none() {
+            self.end.fail();
+        }
         queued
     }
 
@@ -199,12 +216,14 @@ impl Batch<'_> {
             self.lane.note_buffered(&part);
             let (emptied, is_emptied) = bounded(1);
             let moves = Moves(part.into_iter().zip(in_slot.clone()).collect());
-            let empty = move |has_succeeded: bool| {
-                if has_succeeded {
+            let empty = move |outcome| {
+                if outcome == WorkOutcome::Succeeded {
                     moves.run();
                 }
-                // Nobody waits for a slot of a lane that has ended.
-                let _ = emptied.send(());
+                if outcome != WorkOutcome::Unknown {
+                    // Nobody waits for a slot of a lane that has ended.
+                    let _ = emptied.send(());
+                }
             };
             let queued = self.queue(submit, &in_slot, Box::new(empty));
             submit.slots.give(slot, SlotUse::Emptied(is_emptied));
@@ -218,7 +237,7 @@ impl Batch<'_> {
         let slot = submit.slots.take(submit.queue.stream());
         if let Err(error) = &slot {
             tracing::warn!(%error, "a copy between memory and the GPU failed");
-            self.end.note(false);
+            self.end.fail();
         }
         slot.ok()
     }

@@ -4,10 +4,14 @@
 //! 2. The end of each work is called once, by the thread of the queue, after its event. What work uses is kept until
 //!    then.
 //! 3. Work that the driver refused in part still has an end after whatever it began.
-//! 4. The thread ends when the queue was dropped and all work has ended.
+//! 4. A wait that the driver refuses is no end: the thread tries again. If it cannot learn whether work has ended, what
+//!    that uses is never released.
+//! 5. The thread ends when the queue was dropped and all work has ended.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Duration;
 
 use dalsegno_io::{CopyMark, spawn};
 use parking_lot::{Condvar, Mutex};
@@ -16,8 +20,21 @@ use crate::device::Device;
 use crate::driver::CudaError;
 use crate::stream::{Event, Stream, StreamHandle};
 
-/// Is called when work has ended, with whether it succeeded.
-pub(crate) type WorkEnd = Box<dyn FnOnce(bool) + Send>;
+/// How often, and at which intervals, a refused wait is tried again.
+const MOST_WAITS: u32 = 1_000;
+const BETWEEN_WAITS: Duration = Duration::from_millis(2);
+
+/// How work has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WorkOutcome {
+    Succeeded,
+    Failed,
+    /// The driver does not work any more. The GPU may still use the memory of the work.
+    Unknown,
+}
+
+/// Is called when work has ended.
+pub(crate) type WorkEnd = Box<dyn FnOnce(WorkOutcome) + Send>;
 
 /// A stream, and the work that it has.
 #[derive(Debug)]
@@ -37,6 +54,8 @@ struct QueueState {
     /// The mark of the last work.
     last: u64,
     running: VecDeque<RunningWork>,
+    /// The mark of the last work whose end is unknown, and why.
+    abandoned: Option<(CopyMark, CudaError)>,
     is_closed: bool,
 }
 
@@ -120,8 +139,11 @@ impl Marks {
     pub(crate) fn order(&self, stream: StreamHandle, mark: CopyMark) -> Result<(), CudaError> {
         let event = {
             let state = self.0.state.lock();
-            let work = state.running.iter().find(|work| work.mark >= mark);
-            work.and_then(|work| work.event.clone())
+            match (state.running.iter().find(|work| work.mark >= mark), &state.abandoned) {
+                (Some(work), _) => work.event.clone(),
+                (None, Some((abandoned, error))) if mark <= *abandoned => return Err(error.clone()),
+                (None, _) => None,
+            }
         };
         // Without an event, it has ended.
         event.map_or(Ok(()), |event| event.order(stream))
@@ -148,15 +170,41 @@ impl QueueShared {
                 let Some(first) = state.running.front() else { return };
                 first.event.clone()
             };
-            let waited = match event {
-                Some(event) => event.synchronize(),
-                None => self.stream.synchronize(),
+            let waited = self.wait(event.as_deref());
+            let ended = {
+                let mut state = self.state.lock();
+                let ended = state.running.pop_front().expect("only this thread ends work");
+                if let Err(error) = &waited {
+                    state.abandoned = Some((ended.mark, error.clone()));
+                }
+                ended
             };
-            if let Err(error) = &waited {
-                tracing::warn!(%error, "the GPU could not carry out a copy");
+            let outcome = match waited {
+                Ok(()) if ended.was_queued => WorkOutcome::Succeeded,
+                Ok(()) => WorkOutcome::Failed,
+                Err(_) => WorkOutcome::Unknown,
+            };
+            // A panic must not keep all later work from ending.
+            if catch_unwind(AssertUnwindSafe(|| (ended.end)(outcome))).is_err() {
+                tracing::error!("the end of a copy panicked");
             }
-            let ended = self.state.lock().running.pop_front().expect("only this thread ends work");
-            (ended.end)(waited.is_ok() && ended.was_queued);
+        }
+    }
+
+    /// Waits for an event, or for all of the stream. Fails if the driver refuses that again and again.
+    fn wait(&self, event: Option<&Event>) -> Result<(), CudaError> {
+        let mut tries = 0;
+        loop {
+            let waited = event.map_or_else(|| self.stream.synchronize(), Event::synchronize);
+            let Err(error) = waited else { return Ok(()) };
+            tries += 1;
+            if tries == 1 {
+                tracing::warn!(%error, "the GPU cannot be waited for; trying again");
+            }
+            if tries == MOST_WAITS {
+                return Err(error);
+            }
+            std::thread::sleep(BETWEEN_WAITS);
         }
     }
 }

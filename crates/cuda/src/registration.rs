@@ -91,15 +91,18 @@ impl Registered {
         (self.addresses[piece] + within as u64, left)
     }
 
-    /// Undoes the registration of the first pieces.
-    fn undo(&self, driver: &Driver, pieces: usize) {
+    /// Undoes the registration of the first pieces. `false` if one of them is still registered.
+    fn undo(&self, driver: &Driver, pieces: usize) -> bool {
+        let mut are_undone = true;
         for piece in (0..pieces).rev() {
             let start = piece_start(self.start, piece * self.piece_bytes);
-            // SAFETY: it was registered, and all copies hold the region, whose last user has gone.
+            // SAFETY: it was registered, and no copy uses it: it never could, or the region's last user has gone.
             if let Err(error) = unsafe { driver.unregister(start) } {
-                tracing::warn!(%error, "memory could not be unregistered");
+                tracing::warn!(%error, "memory could not be unregistered, and stays mapped");
+                are_undone = false;
             }
         }
+        are_undone
     }
 }
 
@@ -214,10 +217,16 @@ impl RegistryShared {
     }
 
     fn unmap(&self, mapping: Mapping, registered: Option<&Registered>) {
-        if let (Some(registered), Ok(driver)) = (registered, self.device.enter()) {
-            registered.undo(driver, registered.addresses.len());
+        let is_undone = registered.is_none_or(|registered| {
+            let driver = self.device.enter();
+            driver.is_ok_and(|driver| registered.undo(driver, registered.addresses.len()))
+        });
+        if is_undone {
+            drop(mapping);
+        } else {
+            // What is mapped there next would count as registered.
+            std::mem::forget(mapping);
         }
-        drop(mapping);
     }
 
     /// Registers and unregisters until the registry is closed.
@@ -237,7 +246,10 @@ impl RegistryShared {
         }
     }
 
-    fn register(&self, region: &Region) {
+    fn register(&self, region: &Arc<Region>) {
+        if self.state.lock().is_closed {
+            return;
+        }
         let registered = self.register_pieces(region);
         let mut state = self.state.lock();
         let outcome = match registered {
@@ -259,7 +271,7 @@ impl RegistryShared {
         state.regions.insert(region.id(), outcome);
     }
 
-    fn register_pieces(&self, region: &Region) -> Result<Registered, CudaError> {
+    fn register_pieces(&self, region: &Arc<Region>) -> Result<Registered, CudaError> {
         let driver = self.device.enter()?;
         let (start, bytes) = region.range();
         let is_read_only = region.access() == Access::Read;
@@ -271,14 +283,17 @@ impl RegistryShared {
             // SAFETY: it is mapped, and its keeper unregisters it before it is unmapped.
             let done = unsafe { driver.register(at, len, is_read_only) };
             let pieces = registered.addresses.len();
-            if let Err(error) = done {
-                registered.undo(driver, pieces);
-                return Err(error);
-            }
-            match driver.device_pointer(at) {
+            let (address, to_undo) = match done {
+                Ok(()) => (driver.device_pointer(at), pieces + 1),
+                Err(error) => (Err(error), pieces),
+            };
+            match address {
                 Ok(address) => registered.addresses.push(address),
                 Err(error) => {
-                    registered.undo(driver, pieces + 1);
+                    if !registered.undo(driver, to_undo) {
+                        // Never unmapped: what is mapped there next would count as registered.
+                        std::mem::forget(Arc::clone(region));
+                    }
                     return Err(error);
                 }
             }

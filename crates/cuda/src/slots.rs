@@ -5,6 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crossbeam_channel::Receiver;
+use dalsegno_io::Memory;
 
 use crate::driver::{CudaError, DevicePointer};
 use crate::pinned::Pinned;
@@ -38,7 +39,7 @@ pub(crate) enum SlotUse {
 pub(crate) enum SlotMemory {
     Pinned(Pinned),
     /// For a GPU that was refused pinned memory: the driver copies such memory itself.
-    Plain(Vec<u8>),
+    Plain(Memory),
 }
 
 /// A slot that may be filled, until it is given back.
@@ -80,9 +81,8 @@ impl Slots {
             SlotUse::Unused => Ok(()),
             SlotUse::Read(event) => event.synchronize(),
             SlotUse::Emptied(is_emptied) => {
-                // A thread that has ended sends nothing: it has ended its work before.
-                let _ = is_emptied.recv();
-                Ok(())
+                // Without a message, the GPU may still write it.
+                is_emptied.recv().or_else(|_| stream.synchronize())
             }
             SlotUse::Unknown => stream.synchronize(),
         };
@@ -91,12 +91,13 @@ impl Slots {
             return Err(error);
         }
         let offset = number * self.slot_bytes;
-        let (start, address) = match &mut self.memory {
+        let (start, address) = match &self.memory {
             SlotMemory::Pinned(pinned) => {
                 (pinned.part(offset, self.slot_bytes), Some(pinned.address(offset)))
             }
-            SlotMemory::Plain(bytes) => {
-                (NonNull::from(&mut bytes[offset..offset + self.slot_bytes]).cast(), None)
+            SlotMemory::Plain(memory) => {
+                let start = std::ptr::with_exposed_provenance_mut(memory.address() + offset);
+                (NonNull::new(start).expect("memory is never at address zero"), None)
             }
         };
         Ok(Slot { number, start, address })

@@ -45,7 +45,11 @@ pub(crate) fn measure(
         let mut best = Duration::MAX;
         for _ in 0..ROUNDS {
             let began = clock.now();
-            sample.copy(&mut copier)?;
+            if let Err(error) = sample.copy(&mut copier) {
+                // The GPU may still read its lists.
+                std::mem::forget(copier);
+                return Err(error);
+            }
             best = best.min(clock.now().since(began));
             if clock.now() > until {
                 break;
@@ -70,8 +74,8 @@ pub(crate) fn measure(
 struct Sample {
     device: Arc<Device>,
     stream: Stream,
-    /// Never read. Keeps one side.
-    _host: Pinned,
+    /// Never read. Keeps one side; `None` only while it is dropped.
+    host: Option<Pinned>,
     scratch: DevicePointer,
     spans: Vec<Span>,
 }
@@ -94,7 +98,7 @@ impl Sample {
             bytes: piece_bytes,
         };
         let spans = (0..count).map(span).collect();
-        Ok(Self { device: Arc::clone(device), stream, _host: host, scratch, spans })
+        Ok(Self { device: Arc::clone(device), stream, host: Some(host), scratch, spans })
     }
 
     #[expect(clippy::cast_precision_loss, reason = "a few megabytes")]
@@ -111,9 +115,10 @@ impl Sample {
 
 impl Drop for Sample {
     fn drop(&mut self) {
-        if self.stream.synchronize().is_ok()
-            && let Ok(driver) = self.device.enter()
-        {
+        if self.stream.synchronize().is_err() {
+            // The GPU may still use both sides.
+            std::mem::forget(self.host.take());
+        } else if let Ok(driver) = self.device.enter() {
             // SAFETY: all copies have ended.
             let _ = unsafe { driver.free(self.scratch) };
         }

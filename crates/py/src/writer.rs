@@ -103,6 +103,29 @@ impl PyLayerWriter {
         Ok(PyTransfer::layer(self.writer.submit_store_layer(layer, memory, timeout)))
     }
 
+    /// Starts to store all layers of all blocks, as they are in pages; never waits.
+    ///
+    /// Like :meth:`submit_store_layer`, once for all layers. No layer may be stored before.
+    ///
+    /// Args:
+    ///     pages: Pages of an engine for all blocks of the put, from :meth:`PagedMemory.blocks`.
+    ///     after: The point in the GPU's work by which all layers are in their pages.
+    ///     timeout_s: Seconds after which the transfer fails; ``None`` waits.
+    ///
+    /// Raises:
+    ///     InvalidError: The pages have another shape.
+    #[pyo3(signature = (pages, *, after=None, timeout_s=None))]
+    fn submit_store_blocks(
+        &self,
+        pages: &PyPagedBlocks,
+        after: Option<&PyGpuPoint>,
+        timeout_s: Option<f64>,
+    ) -> PyResult<PyTransfer> {
+        let (after, timeout) = (after.map(PyGpuPoint::point), timeout(timeout_s)?);
+        let slices = pages.with(|pages| self.writer.blocks_of(pages, after))?.or_raise()?;
+        Ok(PyTransfer::layer(self.writer.submit_store_blocks(slices, timeout)))
+    }
+
     /// Starts :meth:`commit` in the background; never waits.
     ///
     /// Wait for the transfers of all layers first. The result of the transfer is ``None``. A

@@ -76,6 +76,9 @@ class SlowWriter:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._writer, name)
 
+    def submit_store_blocks(self, pages: Any, **options: Any) -> SlowTransfer:
+        return SlowTransfer(lambda: self._writer.submit_store_blocks(pages, **options))
+
     def submit_store_layer(self, layer: int, pages: Any, **options: Any) -> SlowTransfer:
         return SlowTransfer(lambda: self._writer.submit_store_layer(layer, pages, **options))
 

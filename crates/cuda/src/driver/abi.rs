@@ -7,8 +7,6 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use libloading::Library;
 
-use super::Absent;
-
 /// A handle of the driver: a context, stream, event, module or function.
 pub(crate) type Handle = *mut c_void;
 /// An address in the memory of a device, or of registered memory as a device has it.
@@ -80,13 +78,14 @@ macro_rules! calls {
         }
 
         impl Calls {
-            pub(super) fn find(library: &Library) -> Result<Self, Absent> {
+            /// Finds all calls. Fails with the name of one that is missing.
+            pub(super) fn find(library: &Library) -> Result<Self, &'static str> {
                 Ok(Self {
                     $($field: {
                         // SAFETY: the type is that of `cuda.h`. `Driver` keeps the library as long as the pointer.
                         let found = unsafe { library.get($symbol.to_bytes_with_nul()) };
                         let name = $symbol.to_str().unwrap_or_default();
-                        *found.map_err(|_| Absent::NoCall(name))?
+                        *found.map_err(|_| name)?
                     },)*
                 })
             }

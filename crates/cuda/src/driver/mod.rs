@@ -26,6 +26,14 @@ pub struct CudaError {
     name: String,
 }
 
+impl CudaError {
+    /// What every call would return in a forked child, which makes none.
+    pub(crate) fn forked() -> Self {
+        let name = "CUDA_ERROR_NOT_INITIALIZED".to_owned();
+        Self { call: "a call of a forked process", code: 3, name }
+    }
+}
+
 /// Why the driver of this machine cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Absent {
@@ -72,7 +80,7 @@ impl Driver {
             let cause = std::error::Error::source(&error).map(ToString::to_string);
             Absent::NoLibrary(cause.unwrap_or_else(|| error.to_string()))
         })?;
-        let calls = Calls::find(&library)?;
+        let calls = Calls::find(&library).map_err(Absent::NoCall)?;
         let mut driver = Self { calls, version: 0, batch_copy: None, library };
         // SAFETY: it has no requirements.
         unsafe { call!(driver, init(0)) }?;

@@ -176,19 +176,6 @@ fn a_batch_fails_if_the_driver_refuses_a_part_of_it_and_ends_after_the_rest() {
 }
 
 #[test]
-fn a_copy_that_fails_on_the_gpu_fails_its_batch() {
-    let fake = Fake::new(5, 0);
-    let gpu = Arc::new(fake.open().unwrap());
-    let region = registered(&gpu, 1 << 20);
-    let cache = Cache::new(&fake, &gpu, 1, 2, keys_and_values(2, 64 << 10));
-    fake.fail_later("cuMemcpyBatchAsync", 0, 1, 700);
-    let (_claim, memory) = placed(&region, 0, &noise(2, 128 << 10));
-    let blocks = cache.memory.blocks(vec![1]).unwrap();
-    let copy = SliceCopy::new(CopySource::Memory(vec![memory]), blocks.take_slice(0, 0).unwrap());
-    assert!(!copy_all(gpu.as_ref(), batch([copy])));
-}
-
-#[test]
 fn slices_of_both_directions_are_no_batch() {
     let fake = Fake::new(5, 0);
     let gpu = Arc::new(fake.open().unwrap());

@@ -61,7 +61,7 @@ impl Fake {
         let fake = Self { library, path, _serial: serial };
         fake!(fake, b"fake_cuda_reset"(u64 = seed, u32 = delay_us) -> ());
         assert_eq!(fake!(fake, b"cuInit"(c_uint = 0) -> c_int), 0);
-        // Once something was left, no test after it can tell what it leaves itself.
+        // Once something was left, the tests after it cannot see what they leave themselves.
         assert!(!HAS_LEFT.swap(true, Ordering::SeqCst), "a test before has left something");
         eventually("the test before has left nothing", || fake.left().is_empty());
         HAS_LEFT.store(false, Ordering::SeqCst);
@@ -110,20 +110,6 @@ impl Fake {
         let planted = fake!(
             self,
             b"fake_cuda_fail"(
-                *const c_char = name.as_ptr(),
-                u32 = after,
-                u32 = times,
-                c_int = result,
-            ) -> c_int
-        );
-        assert_eq!(planted, 0, "{call}");
-    }
-
-    pub(crate) fn fail_later(&self, call: &str, after: u32, times: u32, result: i32) {
-        let name = CString::new(call).unwrap();
-        let planted = fake!(
-            self,
-            b"fake_cuda_fail_later"(
                 *const c_char = name.as_ptr(),
                 u32 = after,
                 u32 = times,

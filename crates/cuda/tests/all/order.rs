@@ -141,6 +141,37 @@ fn the_pages_and_the_memory_of_a_copy_are_free_when_its_end_is_called() {
 }
 
 #[test]
+fn a_wait_that_is_refused_is_no_end() {
+    // A capture of a graph elsewhere, one of this event, a lost context.
+    for (call, times, result) in [
+        ("cuEventSynchronize", 3, 900),
+        ("cuEventSynchronize", 1, 907),
+        ("cuCtxSetCurrent", 2, 201),
+    ] {
+        let fake = Fake::new(11, 0);
+        let gpu = Arc::new(fake.open().unwrap());
+        let cache = Cache::new(&fake, &gpu, 1, 2, keys_and_values(2, BYTES));
+        let stream = EngineStream::new(&fake);
+        stream.hold();
+        stream.write(cache.pieces(0, &[0])[0].0, &[1]);
+        let point = gpu.point(stream.handle()).unwrap();
+        let content = noise(1, 2 * BYTES);
+        let copy = load(&cache, 1, &content);
+        let before = fake.calls(call);
+        fake.fail(call, if call == "cuCtxSetCurrent" { 3 } else { 0 }, times, result);
+        let (copied, mark) = start(&gpu, copy, Some(point));
+        eventually("a wait was refused", || fake.calls(call) > before);
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        assert!(!copied.has_ended(), "{call} {result}");
+        assert!(cache.memory.blocks(vec![1]).is_err(), "its page is in use: {call} {result}");
+        stream.release();
+        let is_copied = copied.wait();
+        assert_eq!(is_copied, mark.is_some(), "{call} {result}");
+        assert!(!is_copied || cache.slice(0, &[1]) == content, "{call} {result}");
+    }
+}
+
+#[test]
 fn a_copier_that_is_dropped_ends_what_it_began() {
     let fake = Fake::new(11, 500);
     let gpu = Arc::new(fake.open().unwrap());

@@ -48,6 +48,20 @@ impl PageSlice {
         }
     }
 
+    /// Slices of the same pages, one after the other.
+    pub(super) fn join(slices: Vec<Self>) -> Self {
+        let mut memory = Vec::new();
+        let mut device: Option<DeviceSlice> = None;
+        for slice in slices {
+            match (slice, &mut device) {
+                (Self::Memory(pieces), _) => memory.extend(pieces),
+                (Self::Device(next), Some(all)) => all.pieces.extend(next.pieces),
+                (Self::Device(first), all) => *all = Some(first),
+            }
+        }
+        device.map_or(Self::Memory(memory), Self::Device)
+    }
+
     /// Its memory.
     ///
     /// # Panics

@@ -305,6 +305,18 @@ impl PagedBlocks {
         Some(self.slice(block, layer, false))
     }
 
+    /// The memory of all layers of one block, to be read, one layer after the other; `None` if the pages are filled.
+    ///
+    /// # Panics
+    ///
+    /// If the block does not exist.
+    #[must_use]
+    pub fn read_block(&self, block: usize) -> Option<PageSlice> {
+        let layers = u32::try_from(self.layers()).expect("bounded by the namespace");
+        let slices = (0..layers).map(|layer| self.read_slice(block, layer));
+        slices.collect::<Option<Vec<_>>>().map(PageSlice::join)
+    }
+
     fn slice(&self, block: usize, layer: u32, writable: bool) -> PageSlice {
         let UsedPages { memory, table, .. } = &*self.pages;
         let PageShape { stride, parts, pages_per_block } = &memory.shape;

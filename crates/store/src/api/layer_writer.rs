@@ -6,6 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -198,29 +199,44 @@ impl LayerWriter {
     /// `Invalid` for a wrong layer, count or size, or after the commit; `Unavailable` if the time was up first;
     /// `Closed`.
     pub fn store_layer(&self, layer: u32, blocks: LayerSlices, terms: &Terms) -> Result<()> {
+        check_layer(layer, self.layout.layers())?;
+        let bytes = self.layout.slice_bytes() as usize;
+        let filled = GatheredLayer { offset: layer as usize * bytes, bytes, slices: blocks };
+        self.store(layer..layer + 1, filled, terms)
+    }
+
+    /// Stores all layers, of the blocks from `first()` on. Otherwise as [`LayerWriter::store_layer`].
+    ///
+    /// # Errors
+    ///
+    /// As [`LayerWriter::store_layer`]; `Invalid` also if a layer was stored before.
+    pub fn store_blocks(&self, blocks: LayerSlices, terms: &Terms) -> Result<()> {
+        let bytes = usize::try_from(self.layout.block_bytes()).expect("64-bit addresses");
+        let filled = GatheredLayer { offset: 0, bytes, slices: blocks };
+        self.store(0..self.layout.layers(), filled, terms)
+    }
+
+    fn store(&self, stored: Range<u32>, filled: GatheredLayer, terms: &Terms) -> Result<()> {
         let clock = self.host.enter()?;
         let call = terms.call(clock.as_ref());
-        if blocks.slices.len() != self.count {
-            let (given, count) = (blocks.slices.len(), self.count);
+        let given = &filled.slices.slices;
+        if given.len() != self.count {
+            let (given, count) = (given.len(), self.count);
             return Err(Error::invalid(format!("{given} slices for {count} blocks")));
         }
-        let slice_bytes = self.layout.slice_bytes();
-        check_sizes(blocks.slices.iter().map(PageSlice::bytes), u64::from(slice_bytes))?;
-        check_layer(layer, self.layout.layers())?;
+        check_sizes(given.iter().map(PageSlice::bytes), filled.bytes as u64)?;
         let mut progress = self.lock(&call, clock.as_ref())?;
         let (gathered, layers) = match &mut *progress {
             LayerProgress::Gathering { blocks, layers } => (blocks, layers),
             LayerProgress::Needless => return Ok(()),
             LayerProgress::Committed => return Err(committed_already()),
         };
-        if layers.contains(&layer) {
+        if let Some(layer) = stored.clone().find(|layer| layers.contains(layer)) {
             return Err(Error::invalid(format!("layer {layer} was stored already")));
         }
         call.check(clock.as_ref()).map_err(|stopped| to_error(stopped.into()))?;
-        let bytes = slice_bytes as usize;
-        let filled = GatheredLayer { offset: layer as usize * bytes, bytes, slices: blocks };
         gathered.fill(filled, self.host.copier().as_ref())?;
-        layers.insert(layer);
+        layers.extend(stored);
         Ok(())
     }
 
@@ -236,11 +252,33 @@ impl LayerWriter {
         layer: u32,
         after: Option<StreamPoint>,
     ) -> Result<LayerSlices> {
-        check_page_sizes(self.layout, self.count, pages)?;
         check_layer(layer, self.layout.layers())?;
-        let slices = (0..self.count).map(|block| pages.read_slice(block, layer));
+        self.read(pages, after, |block| pages.read_slice(block, layer))
+    }
+
+    /// All layers in the pages of an engine, for [`LayerWriter::store_blocks`]. Otherwise as
+    /// [`LayerWriter::slices_of`].
+    ///
+    /// # Errors
+    ///
+    /// As [`LayerWriter::slices_of`].
+    pub fn blocks_of(
+        &self,
+        pages: &PagedBlocks,
+        after: Option<StreamPoint>,
+    ) -> Result<LayerSlices> {
+        self.read(pages, after, |block| pages.read_block(block))
+    }
+
+    fn read(
+        &self,
+        pages: &PagedBlocks,
+        after: Option<StreamPoint>,
+        read: impl Fn(usize) -> Option<PageSlice>,
+    ) -> Result<LayerSlices> {
+        check_page_sizes(self.layout, self.count, pages)?;
         let filled = || Error::invalid("a load fills these pages; wait for its end");
-        let slices = slices.collect::<Option<_>>().ok_or_else(filled)?;
+        let slices = (0..self.count).map(read).collect::<Option<_>>().ok_or_else(filled)?;
         Ok(LayerSlices { slices, copier: pages.copier().cloned(), after })
     }
 
@@ -253,12 +291,29 @@ impl LayerWriter {
         blocks: LayerSlices,
         timeout: Option<Duration>,
     ) -> Transfer<()> {
+        self.submit(timeout, move |writer, terms| writer.store_layer(layer, blocks, terms))
+    }
+
+    /// Starts [`LayerWriter::store_blocks`] in the background, as [`LayerWriter::submit_store_layer`] does.
+    #[must_use]
+    pub fn submit_store_blocks(
+        &self,
+        blocks: LayerSlices,
+        timeout: Option<Duration>,
+    ) -> Transfer<()> {
+        self.submit(timeout, move |writer, terms| writer.store_blocks(blocks, terms))
+    }
+
+    fn submit(
+        &self,
+        timeout: Option<Duration>,
+        work: impl FnOnce(&Self, &Terms) -> Result<()> + Send + 'static,
+    ) -> Transfer<()> {
         let message =
             "too many transfers are waiting; wait for one of them and store the layer again";
         let refused = Error::new(ErrorKind::Unavailable, message);
         let writer = self.clone();
-        let work = move |terms: &Terms| writer.store_layer(layer, blocks, terms);
-        self.host.start(Box::new(work), timeout, refused)
+        self.host.start(Box::new(move |terms| work(&writer, terms)), timeout, refused)
     }
 
     /// Starts [`LayerWriter::commit`] in the background; never waits. A full queue gives a transfer that has ended with

@@ -100,6 +100,11 @@ def layout_name(config: Any) -> str:
     return str(getattr(config, "kv_cache_layout", None) or "")
 
 
+def names_layout(vllm_config: Any, kv_cache_config: Any) -> bool:
+    """Whether vLLM says how a GPU lays out its KV cache: backends of the same size differ there."""
+    return bool(layout_name(offloading_config(vllm_config, kv_cache_config)))
+
+
 def preempted(context: Any) -> tuple[str, ...]:
     """Returns the requests that were preempted in this step."""
     return tuple(getattr(context, "preempted_req_ids", None) or ())

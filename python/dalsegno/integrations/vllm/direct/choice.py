@@ -71,6 +71,8 @@ def refusal(
     other_ranks = parallel.world_size // parallel.tensor_parallel_size
     is_split = max(other_ranks, getattr(parallel, "decode_context_parallel_size", 1)) > 1
     executor = getattr(parallel, "distributed_executor_backend", None)
+    # One group: the second model runner copies and clears blocks of others before a connector may
+    # wait for its saves.
     is_known = executor in ("uni", "mp")
     is_served = str(settings.path).startswith(SOCKET_PREFIX)
     reasons = {
@@ -81,6 +83,16 @@ def refusal(
         f"distributed_executor_backend is {executor}, not uni or mp": not is_known,
         "its workers are processes of their own, and its path is not the socket of a server": (
             executor != "uni" and not is_served
+        ),
+        "its steps are divided (enable_dbo, ubatch_size)": any(
+            getattr(parallel, name, False) for name in ("use_ubatching", "enable_dbo")
+        ),
+        "enable_sleep_mode takes its KV cache away from copies": (
+            platform is Platform.NVIDIA
+            and getattr(vllm_config.model_config, "enable_sleep_mode", False)
+        ),
+        "this version of vLLM does not say how a GPU lays out its KV cache": (
+            platform is Platform.NVIDIA and not compat.names_layout(vllm_config, kv_cache_config)
         ),
         "the engine decodes speculatively": getattr(vllm_config, "speculative_config", None),
         "cpu_bytes_to_use is missing, the memory of its pool": not has_pool(settings),

@@ -63,6 +63,8 @@ def page_layout(cache: torch.Tensor, pages: int) -> PageLayout:
         UnknownLayoutError: No dimension counts them, or a page has many parts.
     """
     places = [place for place in (0, 1) if place < cache.dim() and cache.shape[place] == pages]
+    if len(places) == 2:
+        raise UnknownLayoutError(f"two dimensions of {tuple(cache.shape)} count {pages} blocks")
     if not places:
         raise UnknownLayoutError(f"no dimension of {tuple(cache.shape)} counts {pages} blocks")
     width, of_pages = cache.element_size(), places[0]

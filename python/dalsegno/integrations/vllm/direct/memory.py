@@ -25,9 +25,11 @@ class CacheMemory(Protocol):
 
     Attributes:
         pages: Its pages, as the store knows them.
+        stores_steps: Whether saves are copied when the step has queued all layers, not by layer.
     """
 
     pages: dalsegno.PagedMemory
+    stores_steps: bool
 
     def use(self, namespace: Any) -> None:
         """Prepares copies between the cache and the store of a namespace; called at each step."""
@@ -39,7 +41,10 @@ class CacheMemory(Protocol):
         """Returns pages to load, which vLLM uses up to a point."""
 
     def store_layer(self, writer: Any, layer: int, pages: Any) -> Any:
-        """Starts to copy a layer that vLLM computes now."""
+        """Starts to copy a layer that vLLM has computed."""
+
+    def store_blocks(self, writer: Any, pages: Any, after: Any) -> Any:
+        """Starts to copy all layers, which vLLM has computed up to a point."""
 
     def wait_layer(self, load: Any, layer: int, timeout_s: float) -> bool | None:
         """Lets vLLM's work wait for a layer of a load.
@@ -51,6 +56,8 @@ class CacheMemory(Protocol):
 
 class HostMemory:
     """A KV cache in memory of this machine."""
+
+    stores_steps = False
 
     def __init__(self, caches: Mapping[str, torch.Tensor], shape: layout.CacheShape) -> None:
         """Describes it.
@@ -79,6 +86,11 @@ class HostMemory:
         """Starts to copy a layer."""
         return writer.submit_store_layer(layer, pages)
 
+    def store_blocks(self, writer: Any, pages: Any, after: Any) -> Any:
+        """Starts to copy all layers."""
+        del after
+        return writer.submit_store_blocks(pages)
+
     def wait_layer(self, load: Any, layer: int, timeout_s: float) -> bool | None:
         """Waits for a layer."""
         ready: bool | None = load.wait_layer(layer, timeout_s=timeout_s)
@@ -86,7 +98,13 @@ class HostMemory:
 
 
 class GpuMemory:
-    """A KV cache in the memory of an NVIDIA GPU."""
+    """A KV cache in the memory of an NVIDIA GPU.
+
+    vLLM queues all layers of a step before the GPU has computed the first ones. So nothing is
+    gained by a copy for each layer, of which there would be as many as layers and saves.
+    """
+
+    stores_steps = True
 
     def __init__(
         self,
@@ -140,6 +158,10 @@ class GpuMemory:
         """Starts to copy a layer that vLLM has queued."""
         return writer.submit_store_layer(layer, pages, after=self.now())
 
+    def store_blocks(self, writer: Any, pages: Any, after: Any) -> Any:
+        """Starts to copy all layers, which vLLM has queued up to a point."""
+        return writer.submit_store_blocks(pages, after=after)
+
     def wait_layer(self, load: Any, layer: int, timeout_s: float) -> bool | None:
         """Lets vLLM's stream wait for a layer."""
         ready: bool | None = load.order_layer(layer, self._stream(), timeout_s=timeout_s)
@@ -157,7 +179,10 @@ def of_engine(caches: Mapping[str, torch.Tensor], shape: layout.CacheShape) -> C
         UnknownLayoutError: The pages cannot be described.
         UnavailableError: The GPU cannot be used; the message says why.
     """
-    device = next(iter(caches.values())).device
+    devices = {cache.device for cache in caches.values()}
+    if len(devices) != 1:
+        raise layout.UnknownLayoutError(f"the layers are on {len(devices)} devices")
+    (device,) = devices
     if device.type == "cpu":
         return HostMemory(caches, shape)
     gpu = dalsegno.Gpu(index=device.index or 0)

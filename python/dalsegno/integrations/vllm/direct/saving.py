@@ -1,7 +1,8 @@
 """Saves of one worker: layers are copied out of vLLM's KV cache, and put when they are confirmed.
 
-1. A save reads vLLM's blocks layer by layer, after the layer was computed. A step that may write
-   these blocks waits for the copies first. What is not copied by then is not saved.
+1. A save reads vLLM's blocks layer by layer, after the layer was computed; on a GPU all layers at
+   once, when the step has queued them. A step that may write these blocks waits for the copies
+   first. What is not copied by then is not saved.
 2. A copied save waits until the scheduler's half confirms it: see `planned.py`.
 3. What fails is a block that is not saved; nothing here ends a step.
 """
@@ -26,6 +27,8 @@ logger = init_logger("vllm.dalsegno")
 DRAIN_S = 1.0
 # How long a step waits to learn which blocks are present already, for all of its saves.
 LOOKUP_S = 0.05
+# Saves that are copied at a time, of those that are copied at once.
+MOST_COPIES = 64
 # Bytes that wait to be put; then no more are copied.
 MOST_HELD_BYTES = 512 << 20
 
@@ -39,7 +42,8 @@ class RunningSave:
         writer: The put by layer; None if there is nothing to put.
         memory: vLLM's KV cache.
         pages: Where the blocks are, until all layers were copied.
-        layers: The copies of the layers that were started.
+        layers: The copies that were started, by the first layer of each.
+        after: The point up to which vLLM computes the blocks, if all layers are copied at once.
         is_void: Whether it must put nothing.
     """
 
@@ -48,6 +52,7 @@ class RunningSave:
     memory: Any = None
     pages: Any = None
     layers: dict[int, Any] = field(default_factory=dict)
+    after: Any = None
     is_void: bool = False
 
     def give_up(self) -> None:
@@ -80,6 +85,8 @@ class WorkerSaves:
         self._log = Trouble(logger)
         self._in_step: list[RunningSave] = []
         self._copying: list[RunningSave] = []
+        # Computed, and copied when others were.
+        self._waiting: deque[RunningSave] = deque()
         # Copied and not confirmed, by number.
         self._copied: dict[int, RunningSave] = {}
         # Confirmed and not put. One put at a time: copies of layers run on the same threads.
@@ -107,7 +114,8 @@ class WorkerSaves:
 
     def _held_bytes(self) -> int:
         """Returns how many bytes were copied, or are being copied, and not put."""
-        saves = [*self._in_step, *self._copying, *self._copied.values(), *self._confirmed]
+        copied = [*self._copied.values(), *self._confirmed]
+        saves = [*self._in_step, *self._waiting, *self._copying, *copied]
         blocks: int = sum(save.writer.count for save in saves if save.writer is not None)
         return blocks * self._block_bytes
 
@@ -136,7 +144,7 @@ class WorkerSaves:
     def copy_layer(self, at: int) -> None:
         """Starts to copy a layer of the step's saves."""
         for save in self._in_step:
-            if at in save.layers:
+            if at in save.layers or save.memory.stores_steps:
                 continue
             try:
                 save.layers[at] = save.memory.store_layer(save.writer, at, save.pages)
@@ -144,29 +152,58 @@ class WorkerSaves:
                 self._log.log("save", error)
 
     def end_step(self, *, has_computed: bool) -> None:
-        """Keeps those saves of which all layers are being copied.
+        """Keeps those saves of which all layers are being copied, or may be from now on.
 
         Args:
             has_computed: Whether the step has computed all layers.
         """
-        for save in self._in_step:
-            if not has_computed or len(save.layers) < self._layers:
+        saves, self._in_step, after = self._in_step, [], None
+        for save in saves:
+            if not has_computed:
                 save.give_up()
-        self._copying += self._in_step
-        self._in_step = []
+            elif save.memory.stores_steps:
+                after = save.memory.now() if after is None else after
+                save.after = after
+                self._waiting.append(save)
+                continue
+            elif len(save.layers) < self._layers:
+                save.give_up()
+            self._copying.append(save)
+        self._start_copies()
+
+    def _start_copies(self) -> None:
+        """Copies saves of which all layers are copied at once, some at a time."""
+        running = sum(not save.is_copied() for save in self._copying) if self._waiting else 0
+        while self._waiting and running < MOST_COPIES:
+            save = self._waiting.popleft()
+            try:
+                save.layers[0] = save.memory.store_blocks(save.writer, save.pages, save.after)
+            except Exception as error:  # noqa: BLE001 - the blocks are not saved
+                self._log.log("save", error)
+                save.give_up()
+            self._copying.append(save)
+            running += 1
 
     def drain(self, report: StepReport) -> None:
         """Waits until no save that may be put reads vLLM's blocks."""
         until = time.monotonic() + DRAIN_S
+        # The list grows while others are started.
         for save in self._copying:
             for one in save.layers.values() if not save.is_void else ():
                 one.wait(max(0.0, until - time.monotonic()))
             if not save.is_copied():
                 save.give_up()
+            if time.monotonic() < until:
+                self._start_copies()
+        for save in self._waiting:
+            save.give_up()
+        self._copying += self._waiting
+        self._waiting.clear()
         self.poll(report)
 
     def poll(self, report: StepReport) -> None:
         """Gives vLLM's blocks back that were copied, and reports how puts ended."""
+        self._start_copies()
         copying, self._copying = self._copying, []
         for save in copying:
             # Asked once: it may be copied a moment later.
@@ -236,6 +273,11 @@ class WorkerSaves:
         self.end_step(has_computed=False)
         report = StepReport()
         self.drain(report)
+        # Also what was given up reads it for a moment.
+        for save in self._copying:
+            for one in save.layers.values():
+                one.wait()
+        self.poll(report)
         until = time.monotonic() + DRAIN_S
         while self._put is not None and time.monotonic() < until:
             self._put[1].wait(max(0.0, until - time.monotonic()))
