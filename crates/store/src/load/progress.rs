@@ -203,7 +203,8 @@ mod tests {
         progress.queue(0, 1, CopyMark(7));
         assert_eq!(order(0), None);
         progress.queue(0, 1, CopyMark(5));
-        progress.queue(1, 2, CopyMark(8));
+        progress.queue(1, 1, CopyMark(6));
+        progress.queue(1, 1, CopyMark(8));
         assert_eq!(order(0), Some(LayerOrder::After(CopyMark(7))));
         progress.deliver(0, 2);
         progress.deliver(1, 1);
