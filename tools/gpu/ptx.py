@@ -23,6 +23,7 @@ import ctypes
 import difflib
 import hashlib
 import importlib.util
+import locale
 import re
 import sys
 from collections.abc import Sequence
@@ -95,7 +96,11 @@ def compiled(source: str) -> str:
         raise CompileError("NVRTC could not create a program")
     try:
         arguments = (ctypes.c_char_p * len(options))(*options)
-        if nvrtc.nvrtcCompileProgram(program, len(options), arguments):
+        # NVRTC leaves the process in the locale C.
+        before = locale.setlocale(locale.LC_ALL)
+        failed = nvrtc.nvrtcCompileProgram(program, len(options), arguments)
+        locale.setlocale(locale.LC_ALL, before)
+        if failed:
             raise CompileError(_text(nvrtc, "ProgramLog", program).strip())
         return _text(nvrtc, "PTX", program)
     finally:

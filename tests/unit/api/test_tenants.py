@@ -88,7 +88,7 @@ def test_no_call_reads_blocks_of_another_tenant(
 def test_the_calls_tried_here_are_all_calls_of_a_namespace() -> None:
     methods = {name for name in vars(dalsegno.Namespace) if not name.startswith("_")}
     calls = {name for name in methods if callable(getattr(dalsegno.Namespace, name))}
-    assert calls == {*READS, "allocate", "put_batch", "submit_put", "remove"}
+    assert calls == {*READS, "allocate", "put_batch", "submit_put", "remove", "register_pool"}
 
 
 def test_tenants_neither_overwrite_nor_remove_each_others_blocks(store: dalsegno.Store) -> None:

@@ -335,7 +335,7 @@ impl Store {
     /// let writer = store.layer_writer(id, span, &terms)?;
     /// for layer in 0..2 {
     ///     let slice = Memory::owned(vec![7; 4096], ());
-    ///     writer.store_layer(layer, vec![vec![slice]], &terms)?;
+    ///     writer.store_layer(layer, [vec![slice]].into_iter().collect(), &terms)?;
     /// }
     /// assert_eq!(writer.commit(&terms)?, 1);
     /// # Ok::<(), dalsegno_store::Error>(())
