@@ -23,7 +23,6 @@ import ctypes
 import difflib
 import hashlib
 import importlib.util
-import locale
 import re
 import sys
 from collections.abc import Sequence
@@ -96,11 +95,7 @@ def compiled(source: str) -> str:
         raise CompileError("NVRTC could not create a program")
     try:
         arguments = (ctypes.c_char_p * len(options))(*options)
-        # NVRTC leaves the process in the locale C.
-        before = locale.setlocale(locale.LC_ALL)
-        failed = nvrtc.nvrtcCompileProgram(program, len(options), arguments)
-        locale.setlocale(locale.LC_ALL, before)
-        if failed:
+        if nvrtc.nvrtcCompileProgram(program, len(options), arguments):
             raise CompileError(_text(nvrtc, "ProgramLog", program).strip())
         return _text(nvrtc, "PTX", program)
     finally:
