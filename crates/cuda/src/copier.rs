@@ -1,6 +1,6 @@
 //! The copier of a GPU.
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use dalsegno_io::{Copier, CopyBatch, CopyDone, CopyMark, Region, StreamPoint};
@@ -27,7 +27,7 @@ const PAGE_BYTES: usize = 4096;
 #[derive(Clone, Debug, Default)]
 pub struct GpuOptions {
     /// A library that takes the place of the driver's own.
-    pub library: Option<std::path::PathBuf>,
+    pub library: Option<PathBuf>,
     /// The number of the GPU among those that the process sees.
     pub index: u32,
     /// Bytes of the pieces in which memory is registered; 1 GiB unless given.
@@ -69,15 +69,15 @@ pub struct GpuFacts {
     pub buffered_bytes: u64,
 }
 
-/// One GPU: copies between its memory and ours, on streams of its own.
+/// One GPU: copies between its memory and that of this machine, on streams of its own.
 #[derive(Debug)]
 pub struct GpuCopier {
     to_device: Lane,
     to_host: Lane,
     registry: Registry,
-    kernel: Option<Arc<Kernel>>,
-    kernel_refusal: Option<String>,
-    ways: Mutex<CopyWays>,
+    kernel: Result<Arc<Kernel>, CudaError>,
+    /// Those of both lanes.
+    ways: Arc<Mutex<CopyWays>>,
     device: Arc<Device>,
 }
 
@@ -92,33 +92,28 @@ impl GpuCopier {
         if let Some(bytes) = piece_bytes.filter(|bytes| *bytes == 0 || bytes % PAGE_BYTES != 0) {
             return Err(GpuError::Pieces(bytes));
         }
-        let device = Arc::new(Device::open(library.as_deref().map(Path::new), *index)?);
-        let kernel = Kernel::load(&device);
-        let kernel_refusal = kernel.as_ref().err().map(ToString::to_string);
-        if let Some(refusal) = &kernel_refusal {
+        let device = Arc::new(Device::open(library.as_deref(), *index)?);
+        let kernel = Kernel::load(&device).map(Arc::new);
+        if let Err(refusal) = &kernel {
             tracing::warn!(%refusal, "small pieces are copied by the copy engines of the GPU");
         }
-        let kernel = kernel.ok().map(Arc::new);
-        let ways = tuning::assumed(device.facts());
-        let lane = |direction| Lane::start(&device, direction, ways, kernel.as_ref());
+        let ways = Arc::new(Mutex::new(tuning::assumed(device.facts())));
+        let lane = |direction| Lane::start(&device, direction, &ways, kernel.as_ref().ok());
         let (to_device, to_host) = (lane(Direction::ToDevice)?, lane(Direction::ToHost)?);
         let registry = match piece_bytes {
             None => Registry::start(&device)?,
             Some(bytes) => Registry::with_pieces(&device, *bytes)?,
         };
-        let ways = Mutex::new(ways);
-        Ok(Self { to_device, to_host, registry, kernel, kernel_refusal, ways, device })
+        Ok(Self { to_device, to_host, registry, kernel, ways, device })
     }
 
     /// Measures which way is the fastest for pieces of this many bytes, for at most 100 ms, and takes it.
     pub fn tune(&self, piece_bytes: usize) {
-        let Some(kernel) = self.kernel.as_ref().filter(|_| self.device.is_here()) else { return };
+        let Some(kernel) = self.kernel.as_ref().ok().filter(|_| self.device.is_here()) else {
+            return;
+        };
         match tuning::measure(&self.device, kernel, piece_bytes) {
-            Ok(ways) => {
-                *self.ways.lock() = ways;
-                self.to_device.set_ways(ways);
-                self.to_host.set_ways(ways);
-            }
+            Ok(ways) => *self.ways.lock() = ways,
             // For lack of memory: the engine has most of it.
             Err(error) => tracing::info!(%error, "the ways to copy to the GPU were not measured"),
         }
@@ -158,7 +153,7 @@ impl GpuCopier {
         GpuFacts {
             device: self.device.facts().clone(),
             ways: *self.ways.lock(),
-            kernel_refusal: self.kernel_refusal.clone(),
+            kernel_refusal: self.kernel.as_ref().err().map(ToString::to_string),
             registration: self.registry.facts(),
             buffered_bytes: self.copied_bytes(),
         }

@@ -87,7 +87,7 @@ impl Lane {
     pub(crate) fn start(
         device: &Arc<Device>,
         direction: Direction,
-        ways: CopyWays,
+        ways: &Arc<Mutex<CopyWays>>,
         kernel: Option<&Arc<Kernel>>,
     ) -> Result<Self, QueueError> {
         let name = match direction {
@@ -119,10 +119,6 @@ impl Lane {
     /// Bytes that the processor copied to or from the buffer.
     pub(crate) fn buffered_bytes(&self) -> u64 {
         self.buffered.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn set_ways(&self, ways: CopyWays) {
-        self.submit.lock().spans.set_ways(ways);
     }
 
     fn note_buffered(&self, part: &[Span]) {

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use parking_lot::Mutex;
+
 use crate::driver::{CudaError, Driver};
 use crate::kernel::{Kernel, Launcher, Piece};
 use crate::spans::{Direction, Span};
@@ -23,13 +25,17 @@ pub struct CopyWays {
 #[derive(Debug)]
 pub(crate) struct SpanCopier {
     direction: Direction,
-    ways: CopyWays,
+    ways: Arc<Mutex<CopyWays>>,
     launcher: Option<Launcher>,
 }
 
 impl SpanCopier {
-    /// A copier that uses the kernel if there is one and the GPU gives memory for its lists.
-    pub(crate) fn new(direction: Direction, ways: CopyWays, kernel: Option<&Arc<Kernel>>) -> Self {
+    /// A copier that uses the kernel if there is one and the GPU gives memory for its lists. `ways` may change.
+    pub(crate) fn new(
+        direction: Direction,
+        ways: &Arc<Mutex<CopyWays>>,
+        kernel: Option<&Arc<Kernel>>,
+    ) -> Self {
         let launcher = kernel.and_then(|kernel| match Launcher::new(kernel) {
             Ok(launcher) => Some(launcher),
             Err(error) => {
@@ -37,15 +43,7 @@ impl SpanCopier {
                 None
             }
         });
-        Self { direction, ways, launcher }
-    }
-
-    pub(crate) fn set_ways(&mut self, ways: CopyWays) {
-        self.ways = ways;
-    }
-
-    pub(crate) fn has_kernel(&self) -> bool {
-        self.launcher.is_some()
+        Self { direction, ways: Arc::clone(ways), launcher }
     }
 
     /// Queues the copies of spans.
@@ -56,7 +54,8 @@ impl SpanCopier {
     /// destination.
     pub(crate) unsafe fn copy(&mut self, spans: &[Span], stream: &Stream) -> Result<(), CudaError> {
         let (direction, driver) = (self.direction, stream.device().enter()?);
-        let below = if self.has_kernel() { self.ways.kernel_below } else { 0 };
+        let ways = *self.ways.lock();
+        let below = if self.launcher.is_some() { ways.kernel_below } else { 0 };
         let is_small = |span: &&Span| span.bytes < below && span.host.address.is_some();
         let (small, others): (Vec<Span>, Vec<Span>) = spans.iter().partition(is_small);
         if let Some(launcher) = self.launcher.as_mut().filter(|_| !small.is_empty()) {
@@ -65,7 +64,7 @@ impl SpanCopier {
             unsafe { launcher.launch(&pieces, stream) }?;
         }
         let is_registered = others.iter().all(|span| span.host.address.is_some());
-        if self.ways.in_batches && is_registered {
+        if ways.in_batches && is_registered {
             // SAFETY: the caller's.
             return unsafe { copy_in_batches(driver, direction, &others, stream) };
         }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use dalsegno_core::Clock;
 use dalsegno_io::SystemClock;
+use parking_lot::Mutex;
 
 use crate::device::{Device, DeviceFacts};
 use crate::driver::{CudaError, DevicePointer};
@@ -40,8 +41,8 @@ pub(crate) fn measure(
     let clock = SystemClock::new();
     let until = clock.now().after(MOST_TIME);
     let speed = |kernel_below| {
-        let ways = CopyWays { kernel_below, ..assumed };
-        let mut copier = SpanCopier::new(Direction::ToDevice, ways, Some(kernel));
+        let ways = Arc::new(Mutex::new(CopyWays { kernel_below, ..assumed }));
+        let mut copier = SpanCopier::new(Direction::ToDevice, &ways, Some(kernel));
         let mut best = Duration::MAX;
         for _ in 0..ROUNDS {
             let began = clock.now();

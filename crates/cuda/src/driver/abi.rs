@@ -27,7 +27,7 @@ pub(crate) struct CopyAttributes {
 }
 
 impl CopyAttributes {
-    /// The source is read in the order of the stream. Copies may run beside kernels.
+    /// The source is read in the order of the stream. Copies may run while kernels do.
     pub(crate) const IN_STREAM_ORDER: Self =
         Self { source_order: 1, source_hint: [0; 2], destination_hint: [0; 2], flags: 1 };
 }

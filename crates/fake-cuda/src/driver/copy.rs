@@ -29,6 +29,22 @@ fn push(stream: &Stream, transfer: Transfer, failure: Option<CUresult>) -> u64 {
     stream.push(Box::new(CopyWork { transfers: vec![transfer], failure }))
 }
 
+/// Makes a call that queues a copy; one of no bytes queues none.
+fn copy_on_stream(
+    call: &'static str,
+    bytes: usize,
+    stream: CUstream,
+    work: impl FnOnce(&Stream, Option<CUresult>) -> Result<(), CUresult>,
+) -> CUresult {
+    call_on_stream(
+        call,
+        stream,
+        |stream, failure| {
+            if bytes == 0 { Ok(()) } else { work(stream, failure) }
+        },
+    )
+}
+
 /// Copies from host to device. Pageable memory is read before the call returns.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(
@@ -38,10 +54,7 @@ pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(
     stream: CUstream,
 ) -> CUresult {
     const CALL: &str = "cuMemcpyHtoDAsync_v2";
-    call_on_stream(CALL, stream, |stream, failure| {
-        if bytes == 0 {
-            return Ok(());
-        }
+    copy_on_stream(CALL, bytes, stream, |stream, failure| {
         let to = device_side(CALL, address(to), bytes)?;
         let from = match host_side(CALL, from.expose_provenance(), bytes)? {
             HostSide::Pinned(place) => Source::Place(place),
@@ -61,10 +74,7 @@ pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(
     stream: CUstream,
 ) -> CUresult {
     const CALL: &str = "cuMemcpyDtoHAsync_v2";
-    call_on_stream(CALL, stream, |stream, failure| {
-        if bytes == 0 {
-            return Ok(());
-        }
+    copy_on_stream(CALL, bytes, stream, |stream, failure| {
         let from = Source::Place(device_side(CALL, address(from), bytes)?);
         match host_side(CALL, to.expose_provenance(), bytes)? {
             HostSide::Pinned(place) => {
@@ -89,10 +99,7 @@ pub unsafe extern "C" fn cuMemcpyDtoDAsync_v2(
     stream: CUstream,
 ) -> CUresult {
     const CALL: &str = "cuMemcpyDtoDAsync_v2";
-    call_on_stream(CALL, stream, |stream, failure| {
-        if bytes == 0 {
-            return Ok(());
-        }
+    copy_on_stream(CALL, bytes, stream, |stream, failure| {
         let from = device_side(CALL, address(from), bytes)?;
         let to = device_side(CALL, address(to), bytes)?;
         check_overlaps(CALL, &[from.range()], &[to.range()]);
@@ -110,10 +117,7 @@ pub unsafe extern "C" fn cuMemsetD8Async(
     stream: CUstream,
 ) -> CUresult {
     const CALL: &str = "cuMemsetD8Async";
-    call_on_stream(CALL, stream, |stream, failure| {
-        if bytes == 0 {
-            return Ok(());
-        }
+    copy_on_stream(CALL, bytes, stream, |stream, failure| {
         let to = device_side(CALL, address(to), bytes)?;
         push(stream, Transfer { from: Source::Fill(byte), to }, failure);
         Ok(())

@@ -112,7 +112,7 @@ impl<S: PlacedSource> PlaceCopies<S> {
         let batch = self.source.numbers().iter().enumerate().map(copy).collect();
         let copies = Arc::clone(self);
         self.target
-            .copy(CopyKind::Places, batch, move |is_copied| copies.end_layer(layer, is_copied));
+            .copy(CopyKind::Places, batch, move |is_copied, _| copies.end_layer(layer, is_copied));
     }
 
     fn end_layer(self: &Arc<Self>, layer: u32, is_copied: bool) {

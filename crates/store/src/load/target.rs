@@ -4,7 +4,6 @@
 //!    read are free to be reused.
 //! 2. After a copy has failed, no block of the load is a hit.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dalsegno_io::{Copier, CopyBatch, CopySource, PagedBlocks, SliceCopy, StreamPoint};
@@ -107,28 +106,28 @@ impl PageTarget {
         LayerCopy { layer, copy: SliceCopy::new(from, to) }
     }
 
-    /// Starts a batch of copies. Calls `then` with whether all bytes were copied, possibly before this returns.
+    /// Starts a batch of copies. Calls `then` with whether all bytes were copied, and how many slices of which layers
+    /// these were, possibly before this returns.
     pub(crate) fn copy(
         self: &Arc<Self>,
         kind: CopyKind,
         batch: Vec<LayerCopy>,
-        then: impl FnOnce(bool) + Send + 'static,
+        then: impl FnOnce(bool, &[(u32, usize)]) + Send + 'static,
     ) {
         self.running.lock().counts[kind as usize] += 1;
-        let mut layers: BTreeMap<u32, usize> = BTreeMap::new();
-        for one in &batch {
-            *layers.entry(one.layer).or_default() += 1;
-        }
+        let runs = batch.chunk_by(|one, next| one.layer == next.layer);
+        let layers: Arc<[_]> = runs.map(|run| (run[0].layer, run.len())).collect();
         let running = RunningCopy { target: Arc::clone(self), kind, is_done: false };
+        let of_end = Arc::clone(&layers);
         let done = move |is_copied: bool| {
-            then(is_copied);
+            then(is_copied, &of_end);
             running.end(is_copied);
         };
         let copies = batch.into_iter().map(|one| one.copy).collect();
         let batch = CopyBatch { copies, after: self.after.clone() };
         if let Some(mark) = self.copier.copy(batch, Box::new(done)) {
-            for (layer, slices) in layers {
-                self.progress.queue(layer, slices, mark);
+            for (layer, slices) in &*layers {
+                self.progress.queue(*layer, *slices, mark);
             }
         }
     }

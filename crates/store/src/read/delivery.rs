@@ -3,7 +3,6 @@
 //! 1. A slice is delivered once. A block that was delivered in part and then lost is read from no other tier.
 //! 2. The places that copies read are completed, or given up, only when no copy runs.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dalsegno_extent::SliceSink;
@@ -63,14 +62,10 @@ impl Delivery {
     }
 
     fn send(&self, pages: &Arc<PageTarget>, batch: SliceBatch) {
-        let mut slices: BTreeMap<u32, usize> = BTreeMap::new();
-        for copy in &batch.copies {
-            *slices.entry(copy.layer).or_default() += 1;
-        }
         let progress = Arc::clone(&self.progress);
-        pages.copy(CopyKind::Reads, batch.copies, move |is_copied| {
-            for (layer, count) in slices.into_iter().filter(|_| is_copied) {
-                progress.deliver(layer, count);
+        pages.copy(CopyKind::Reads, batch.copies, move |is_copied, slices| {
+            for (layer, count) in slices.iter().filter(|_| is_copied) {
+                progress.deliver(*layer, *count);
             }
         });
     }

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -25,26 +25,17 @@ class CacheMemory(Protocol):
 
     Attributes:
         pages: Its pages, as the store knows them.
-        stores_steps: Whether saves are copied when the step has queued all layers, not by layer.
+        copies_layers: Whether a layer of a save is copied as soon as vLLM comes to it.
     """
 
     pages: dalsegno.PagedMemory
-    stores_steps: bool
+    copies_layers: bool
 
     def use(self, namespace: Any) -> None:
         """Prepares copies between the cache and the store of a namespace; called at each step."""
 
     def now(self) -> Any:
-        """Returns the point behind everything that vLLM computes so far."""
-
-    def blocks(self, pages: Sequence[int], after: Any) -> Any:
-        """Returns pages to load, which vLLM uses up to a point."""
-
-    def store_layer(self, writer: Any, layer: int, pages: Any) -> Any:
-        """Starts to copy a layer that vLLM has computed."""
-
-    def store_blocks(self, writer: Any, pages: Any, after: Any) -> Any:
-        """Starts to copy all layers, which vLLM has computed up to a point."""
+        """Returns the point behind everything that vLLM computes so far; None if it is computed."""
 
     def wait_layer(self, load: Any, layer: int, timeout_s: float) -> bool | None:
         """Lets vLLM's work wait for a layer of a load.
@@ -57,7 +48,7 @@ class CacheMemory(Protocol):
 class HostMemory:
     """A KV cache in memory of this machine."""
 
-    stores_steps = False
+    copies_layers = True
 
     def __init__(self, caches: Mapping[str, torch.Tensor], shape: layout.CacheShape) -> None:
         """Describes it.
@@ -77,20 +68,6 @@ class HostMemory:
     def now(self) -> None:
         """What was computed is there."""
 
-    def blocks(self, pages: Sequence[int], after: Any) -> Any:
-        """Returns pages to load."""
-        del after
-        return self.pages.blocks(pages)
-
-    def store_layer(self, writer: Any, layer: int, pages: Any) -> Any:
-        """Starts to copy a layer."""
-        return writer.submit_store_layer(layer, pages)
-
-    def store_blocks(self, writer: Any, pages: Any, after: Any) -> Any:
-        """Starts to copy all layers."""
-        del after
-        return writer.submit_store_blocks(pages)
-
     def wait_layer(self, load: Any, layer: int, timeout_s: float) -> bool | None:
         """Waits for a layer."""
         ready: bool | None = load.wait_layer(layer, timeout_s=timeout_s)
@@ -104,7 +81,7 @@ class GpuMemory:
     gained by a copy for each layer, of which there would be as many as layers and saves.
     """
 
-    stores_steps = True
+    copies_layers = False
 
     def __init__(
         self,
@@ -126,7 +103,7 @@ class GpuMemory:
         """
         self._gpu, self._stream = gpu, stream
         self.pages = layout.paged_memory(caches, shape, gpu)
-        # vLLM keeps it as long as the engine runs, and so longer than this.
+        # Only their addresses are known to the store: this keeps the memory.
         self._caches = dict(caches)
         gpu.tune(min(size for _, size in shape.layout_of(caches).parts))
         facts = gpu.facts()
@@ -149,18 +126,6 @@ class GpuMemory:
     def now(self) -> Any:
         """Returns the point behind everything that vLLM has queued so far."""
         return self._gpu.point(self._stream())
-
-    def blocks(self, pages: Sequence[int], after: Any) -> Any:
-        """Returns pages to load, which vLLM uses up to a point."""
-        return self.pages.blocks(pages, after=after)
-
-    def store_layer(self, writer: Any, layer: int, pages: Any) -> Any:
-        """Starts to copy a layer that vLLM has queued."""
-        return writer.submit_store_layer(layer, pages, after=self.now())
-
-    def store_blocks(self, writer: Any, pages: Any, after: Any) -> Any:
-        """Starts to copy all layers, which vLLM has queued up to a point."""
-        return writer.submit_store_blocks(pages, after=after)
 
     def wait_layer(self, load: Any, layer: int, timeout_s: float) -> bool | None:
         """Lets vLLM's stream wait for a layer."""

@@ -1,8 +1,8 @@
 """Saves of one worker: layers are copied out of vLLM's KV cache, and put when they are confirmed.
 
-1. A save reads vLLM's blocks layer by layer, after the layer was computed; on a GPU all layers at
-   once, when the step has queued them. A step that may write these blocks waits for the copies
-   first. What is not copied by then is not saved.
+1. A save reads vLLM's blocks layer by layer, after the layer was computed; without hooks of layers,
+   and on a GPU, all layers at once at the end of the step. A step that may write these blocks waits
+   for the copies first. What is not copied by then is not saved.
 2. A copied save waits until the scheduler's half confirms it: see `planned.py`.
 3. What fails is a block that is not saved; nothing here ends a step.
 """
@@ -144,29 +144,26 @@ class WorkerSaves:
     def copy_layer(self, at: int) -> None:
         """Starts to copy a layer of the step's saves."""
         for save in self._in_step:
-            if at in save.layers or save.memory.stores_steps:
+            if at in save.layers or not save.memory.copies_layers:
                 continue
             try:
-                save.layers[at] = save.memory.store_layer(save.writer, at, save.pages)
+                save.layers[at] = save.writer.submit_store_layer(at, save.pages)
             except Exception as error:  # noqa: BLE001 - the blocks are not saved
                 self._log.log("save", error)
 
     def end_step(self, *, has_computed: bool) -> None:
-        """Keeps those saves of which all layers are being copied, or may be from now on.
+        """Keeps those saves of which all layers are being copied, or none: they are from now on.
 
         Args:
             has_computed: Whether the step has computed all layers.
         """
         saves, self._in_step, after = self._in_step, [], None
         for save in saves:
-            if not has_computed:
-                save.give_up()
-            elif save.memory.stores_steps:
-                after = save.memory.now() if after is None else after
-                save.after = after
+            if has_computed and not save.layers:
+                save.after = after = save.memory.now() if after is None else after
                 self._waiting.append(save)
                 continue
-            elif len(save.layers) < self._layers:
+            if not has_computed or len(save.layers) < self._layers:
                 save.give_up()
             self._copying.append(save)
         self._start_copies()
@@ -177,7 +174,8 @@ class WorkerSaves:
         while self._waiting and running < MOST_COPIES:
             save = self._waiting.popleft()
             try:
-                save.layers[0] = save.memory.store_blocks(save.writer, save.pages, save.after)
+                writer, pages = save.writer, save.pages
+                save.layers[0] = writer.submit_store_blocks(pages, after=save.after)
             except Exception as error:  # noqa: BLE001 - the blocks are not saved
                 self._log.log("save", error)
                 save.give_up()

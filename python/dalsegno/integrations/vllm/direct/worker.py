@@ -91,7 +91,7 @@ class DirectWorker:
         self._saves = WorkerSaves(
             len(self._names), self._block_bytes, self._per_block, store_timeout_s
         )
-        self._hooks_run, self._has_hooks, self._lease_until = True, False, 0.0
+        self._lease_until = 0.0
         # Up to which vLLM uses the blocks that the loads of this step fill.
         self._after: Any = None
         self._step_started, self._waited_s = 0.0, 0.0
@@ -116,7 +116,7 @@ class DirectWorker:
         """Prepares the saves of a step, before it computes anything."""
         if plan.must_drain:
             self.drain()
-        self._plan, self._hooks_run, self._has_hooks = plan, True, False
+        self._plan = plan
         self._step_started, self._waited_s = time.monotonic(), 0.0
         self._void_loads = max(self._void_loads, plan.void_loads)
         self._namespace = self._space.find(plan.space)
@@ -141,7 +141,7 @@ class DirectWorker:
         Args:
             hooks_run: Whether the step calls `wait_for_layer` for each layer.
         """
-        self._hooks_run, self._lease_until = hooks_run, time.monotonic() + LEASE_S
+        self._lease_until = time.monotonic() + LEASE_S
         loads, self._plan.loads = self._plan.loads, []
         self._after = None
         for job in loads:
@@ -163,7 +163,7 @@ class DirectWorker:
             return None
         if self._after is None:
             self._after = self._memory.now()
-        pages = self._memory.blocks(job.pages, self._after)
+        pages = self._memory.pages.blocks(job.pages, after=self._after)
         if job.lease is not None:
             return job.lease.load(pages, timeout_s=timeout_s)
         if job.way is LoadWay.COPY:
@@ -208,7 +208,6 @@ class DirectWorker:
         """Starts to copy a layer of the step's saves."""
         at = self._index.get(name)
         if at is not None:
-            self._has_hooks = True
             self._saves.copy_layer(at)
 
     def end_step(self, *, is_aborted: bool) -> None:
@@ -221,11 +220,6 @@ class DirectWorker:
         if self._plan.tokens:
             step_s = time.monotonic() - self._step_started - self._waited_s
             self._report.computing += Work(self._plan.tokens, step_s)
-        # Without hooks, nobody said when a layer was there. Now all are. Some of vLLM's runners do
-        # not say beforehand whether there are any.
-        has_hooks = self._hooks_run and self._has_hooks
-        for at in range(len(self._names)) if not (has_hooks or is_aborted) else ():
-            self._saves.copy_layer(at)
         self._saves.end_step(has_computed=not is_aborted)
 
     def _end_step_loads(self) -> None:
