@@ -5,6 +5,7 @@ Each cell uses a GPU through the driver's calls alone; see `driver.py`.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import subprocess
@@ -16,7 +17,18 @@ from typing import Any
 import dalsegno
 from gpu.cells import Cell, Session
 from gpu.driver import Device
-from gpu.pages import WAIT_S, Cache, Noise, Shape, chain, fill, namespace_of, saves, store_settings
+from gpu.pages import (
+    WAIT_S,
+    Cache,
+    Noise,
+    Shape,
+    chain,
+    fill,
+    in_turn,
+    namespace_of,
+    saves,
+    store_settings,
+)
 from gpu.serving import Serving
 
 GIB = 1 << 30
@@ -148,7 +160,8 @@ def _check(
         "lease": _lease_load(namespace, cache, names, shape),
         "ordered": _ordered_load(namespace, cache, names, shape),
         "load": _load(namespace, cache, names),
-        "save": _save(store, namespace, cache, shape),
+        "save by layer": _save(store, namespace, cache, shape, by_layer=True),
+        "save": _save(store, namespace, cache, shape, by_layer=False),
     }
     facts = gpu.facts()
     return {
@@ -197,17 +210,32 @@ def _load(namespace: dalsegno.Namespace, cache: Cache, names: list[bytes]) -> in
     return cache.wrong_pages(COMPARED) if load.result() == len(names) else len(names)
 
 
-def _save(store: dalsegno.Store, namespace: dalsegno.Namespace, cache: Cache, shape: Shape) -> int:
+def _save(
+    store: dalsegno.Store,
+    namespace: dalsegno.Namespace,
+    cache: Cache,
+    shape: Shape,
+    *,
+    by_layer: bool,
+) -> int:
     """Saves pages that are written late, and gets them back; returns wrong blocks."""
-    names, noise = chain("saved", shape.blocks), Noise(shape)
+    names, noise = chain(f"saved {by_layer}", shape.blocks), Noise(shape)
     cache.write_all(is_right=False)
     begun = saves(namespace, cache, names, store.limits()["extent_bytes"])
     for layer in range(shape.layers):
         for block in range(shape.blocks):
             cache.write(block, layer)
         after = cache.point()
-        for writer, pages in begun:
-            writer.submit_store_layer(layer, pages, after=after).wait(WAIT_S)
+        if by_layer:
+            in_turn(
+                functools.partial(writer.submit_store_layer, layer, pages, after=after)
+                for writer, pages in begun
+            )
+    if not by_layer:
+        in_turn(
+            functools.partial(writer.submit_store_blocks, pages, after=after)
+            for writer, pages in begun
+        )
     for writer, _ in begun:
         writer.commit(timeout_s=WAIT_S)
     right = noise.blocks(0, shape.blocks)

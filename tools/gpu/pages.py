@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,9 +19,11 @@ from gpu.driver import Bytes, Device
 
 # Contents of pages begin at one of so many bytes of random noise.
 _OFFSETS = 1 << 16
-# As the direct path does: bytes of a put by layer.
+# As the direct path does: bytes of a put by layer, and copies at a time.
 SAVE_BYTES = 8 << 20
+MOST_COPIES = 64
 _PUT_BYTES = 64 << 20
+SEGMENT_BYTES = 128 << 20
 WAIT_S = 60.0
 
 
@@ -184,7 +187,8 @@ def store_settings(shape: Shape, pool_bytes: int) -> dict[str, object]:
         shape: The blocks.
         pool_bytes: Bytes of the pool.
     """
-    segment = 1 << max(20, (4 * shape.block_bytes - 1).bit_length())
+    # Extents as large as in a large store: a put by layer is one extent.
+    segment = max(SEGMENT_BYTES, 1 << (4 * shape.block_bytes - 1).bit_length())
     return {
         "capacity": 8 * segment + 4 * shape.total_bytes,
         "segment": segment,
@@ -198,6 +202,27 @@ def namespace_of(store: dalsegno.Store, shape: Shape) -> dalsegno.Namespace:
     """Opens the namespace of a shape."""
     fields = {"model": "pages", "shape": f"{shape.piece} {shape.layers}"}
     return store.namespace(fields, layers=shape.layers, slice_bytes=shape.slice_bytes)
+
+
+def in_turn(begin: Iterable[Callable[[], dalsegno.Transfer[None]]]) -> None:
+    """Runs copies, so many at a time as the direct path does.
+
+    Args:
+        begin: Each starts a copy.
+    """
+    running: deque[dalsegno.Transfer[None]] = deque()
+    for one in begin:
+        if len(running) == MOST_COPIES:
+            _end(running.popleft())
+        running.append(one())
+    for copy in running:
+        _end(copy)
+
+
+def _end(copy: dalsegno.Transfer[None]) -> None:
+    """Waits for a copy; raises what made it fail."""
+    copy.wait(WAIT_S)
+    copy.result()
 
 
 def saves(

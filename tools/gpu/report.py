@@ -46,8 +46,9 @@ def transfers(records: Sequence[Record]) -> Table:
     found = [one for one in records if one["part"] == "transfers" and one.get("rows")]
     if not found:
         return []
-    ways = [("load", way) for way in WAYS] + [("save", "buffered"), ("save", "tuned")]
-    titles = [f"{kind} {way.replace('tuned, without a', 'no')}" for kind, way in ways]
+    saves = ("buffered", "tuned", "tuned, by layer")
+    ways = [*(("load", way) for way in WAYS), *(("save", way) for way in saves)]
+    titles = [f"{kind} {way.removeprefix('tuned, ')}" for kind, way in ways]
     rows = [["pool", "piece", *titles, "CPU s/GB", "kernel below"]]
     for one in sorted(found, key=lambda record: (record["cell"][:3], record["piece_bytes"])):
         by_way = {(row["kind"], row["way"]): row for row in one["rows"]}

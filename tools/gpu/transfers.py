@@ -18,7 +18,18 @@ import dalsegno
 from gpu.cells import Cell, Session, median
 from gpu.driver import Device
 from gpu.facts import open_gpu, register
-from gpu.pages import WAIT_S, Cache, Noise, Shape, chain, fill, namespace_of, saves, store_settings
+from gpu.pages import (
+    WAIT_S,
+    Cache,
+    Noise,
+    Shape,
+    chain,
+    fill,
+    in_turn,
+    namespace_of,
+    saves,
+    store_settings,
+)
 from gpu.serving import Serving
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -106,7 +117,8 @@ class _Bench:
         before = self._gpu.facts()["kernel_below_bytes"]
         self._gpu.tune(self._shape.piece)
         after = self._gpu.facts()
-        rows += [self._loads("tuned"), self._loads("tuned, without a lease"), self._saves("tuned")]
+        rows += [self._loads("tuned"), self._loads("tuned, without a lease")]
+        rows += [self._saves("tuned"), self._saves("tuned, by layer")]
         return {
             "piece_bytes": self._shape.piece,
             "blocks": self._shape.blocks,
@@ -138,24 +150,31 @@ class _Bench:
         return count * self._shape.block_bytes
 
     def _saves(self, way: str) -> dict[str, Any]:
-        """Measures copies of layers out of the cache, without the put that follows."""
-        return self._repeat("save", way, self._save)
+        """Measures copies out of the cache, all layers at once, or one after the other.
 
-    def _save(self) -> int:
+        The put that follows is not measured.
+        """
+        by_layer = way.endswith("by layer")
+        return self._repeat("save", way, functools.partial(self._save, by_layer=by_layer))
+
+    def _save(self, *, by_layer: bool) -> int:
         most = max(1, SAVE_BYTES // self._shape.block_bytes)
         self._saved += 1
         names = chain(f"saved {self._saved}", self._shape.blocks)[:most]
         extent = self._store.limits()["extent_bytes"]
         begun = saves(self._namespace, self._cache, names, extent)
         after = self._cache.point()
-        copies = [
-            writer.submit_store_layer(layer, pages, after=after)
-            for layer in range(self._shape.layers)
-            for writer, pages in begun
-        ]
-        for copy in copies:
-            copy.wait(WAIT_S)
-            copy.result()
+        if by_layer:
+            in_turn(
+                functools.partial(writer.submit_store_layer, layer, pages, after=after)
+                for layer in range(self._shape.layers)
+                for writer, pages in begun
+            )
+        else:
+            in_turn(
+                functools.partial(writer.submit_store_blocks, pages, after=after)
+                for writer, pages in begun
+            )
         return len(names) * self._shape.block_bytes
 
     def _repeat(self, kind: str, way: str, copy: Callable[[], int]) -> dict[str, Any]:

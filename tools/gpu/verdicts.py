@@ -220,10 +220,11 @@ def of_engines(records: Sequence[Record]) -> list[Verdict]:
     cpu = first_token_s(records, "cpu-tier", "load", n)
     sizes = {row["n"]: row["cached_bytes"] for row in rows_of(records, "engines")}
     best = in_gpu + sizes[n] / BUS_BYTES_PER_S if in_gpu else None
+    at = f"{n} tokens" if n else "longest prompt"
     return [
-        at_most(f"pool against vLLM's CPU tier, {n} tokens", ratio(pool, cpu), 0.75),
-        at_most(f"pool against hit in GPU + bytes / 55 GB/s, {n} tokens", ratio(pool, best), 1.3),
-        at_most(f"through serve against pool, {n} tokens", ratio(served, pool), 1.15),
+        at_most(f"pool against vLLM's CPU tier, {at}", ratio(pool, cpu), 0.75),
+        at_most(f"pool against hit in GPU + bytes / 55 GB/s, {at}", ratio(pool, best), 1.3),
+        at_most(f"through serve against pool, {at}", ratio(served, pool), 1.15),
     ]
 
 
