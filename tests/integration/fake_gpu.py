@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Mapping
-from ctypes import c_int, c_size_t, c_uint, c_uint64
+from ctypes import c_int, c_size_t, c_uint, c_uint64, c_void_p
 from pathlib import Path
 
 import numpy as np
@@ -78,6 +78,10 @@ class FakeGpu:
             self._library.fake_cuda_set_memlock(c_size_t(memlock))
         for number, value in (attributes or {}).items():
             self._library.fake_cuda_set_attribute(c_int(number), c_int(value))
+
+    def lag(self, us: int) -> None:
+        """Lets the engine's stream do nothing for some microseconds."""
+        assert self._library.fake_cuda_delay(c_void_p(self.stream), c_uint64(us)) == 0
 
     def allocate(self, size: int) -> int:
         """Returns the address of new memory, all zeros."""

@@ -14,7 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from gpu.cells import Cell, Session
-from gpu.engine_cells import ask, fill, forget, held_by_clients, serving, warm_up
+from gpu.engine_cells import (
+    ROUNDS,
+    ask,
+    fill,
+    forget,
+    held_by_clients,
+    loads,
+    serving,
+    warm_up,
+)
 from gpu.engines import MIB, Engine, Setup, Start, of_dalsegno, of_vllm, setup_of
 
 DECODED_TOKENS = 256
@@ -114,6 +123,31 @@ def faults(
     return {"rows": rows, "start_s": engine.start_s}
 
 
+def graphs(session: Session, *, setup: Setup) -> dict[str, Any]:
+    """Compares answers of an engine that computes with CUDA graphs, as engines do by default.
+
+    It captures them when it starts, while the pool is being registered. Only steps that decode are
+    graphs, so that nothing has to be compiled.
+    """
+    name, n = "graphs", setup.short
+    options = {
+        "enforce_eager": False,
+        "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
+    }
+    with session.folder(name) as place:
+        extra = {"capacity": setup.capacity, "cpu_bytes_to_use": setup.pool}
+        connector = of_dalsegno(str(place / "store"), "direct", **extra)
+        with Engine(session, setup, Start(name, connector, options)) as engine:
+            at_start = engine.do("gpu_facts")
+            warm_up(engine)
+            rows = fill(engine, setup, n)
+            rows += loads(engine, setup, n, ROUNDS)
+            gpu = engine.do("gpu_facts")
+    for row in rows[1:]:
+        row["right"] = {key: rows[0][key] for key in ("tokens", "top", "digest")}
+    return {"rows": rows, "start_s": engine.start_s, "at_start": at_start, "gpu": gpu}
+
+
 def evict(engine: Engine, setup: Setup) -> None:
     """Stores other prompts until the small pool has none of those before."""
     for seed in range(FILLERS):
@@ -193,13 +227,14 @@ def cells(*, tiny: bool) -> list[Cell]:
     setup = setup_of(tiny=tiny)
     every: list[tuple[str, Any, float]] = [
         ("latency-direct", functools.partial(decode, name="direct"), 100),
+        ("graphs", graphs, 75),
     ]
     for second in (True, False):
         for asynchronous in (True, False):
             name = f"faults-v{2 if second else 1}-{'async' if asynchronous else 'sync'}"
             run = functools.partial(faults, second_runner=second, asynchronous=asynchronous)
             every.append((name, run, 75))
-    every.insert(3, ("killed", killed, 130))
+    every.insert(4, ("killed", killed, 130))
     every.append(("latency-cpu-tier", functools.partial(decode, name="cpu-tier"), 100))
     return [
         Cell(name, functools.partial(run, setup=setup), 0.5 * expect_s if tiny else expect_s)

@@ -45,7 +45,6 @@ from dalsegno.paths import SOCKET_PREFIX
 from dalsegno_bench.vllm.rig import group_config, offloading_config, parallel_config
 
 LAYERS = 3
-NAMES = tuple(f"layer.{at}" for at in range(LAYERS))
 # Tokens that a request computes in a step.
 CHUNK = 10
 PATIENCE_S = 20.0
@@ -66,6 +65,7 @@ class Rig:
         scheduler: The scheduler's half.
         workers: The workers' halves, by rank.
         caches: The KV cache of each rank, and the weights.
+        layers: Their names.
         failing: By rank, how many of the next step loads bring nothing.
         aborts_in_step: Whether the next step ends a request that it computes.
         hooks_run: Whether steps call the hooks of layers; full CUDA graphs do not.
@@ -80,14 +80,16 @@ class Rig:
         ranks: int = 1,
         pages_per_block: int = 1,
         gpu: FakeGpu | None = None,
+        layers: int = LAYERS,
         **settings: Any,
     ) -> None:
         self.ranks, self.pages, self.per_block = ranks, Pages(pages), pages_per_block
+        self.layers = names = tuple(f"layer.{at}" for at in range(layers))
         offloading = offloading_config(
-            LAYERS * PAGE,
+            layers * PAGE,
             TOKENS,
             engine_id=str(folder),
-            groups=(group_config(TOKENS, NAMES, 0),),
+            groups=(group_config(TOKENS, names, 0),),
             cache=OffloadingCacheConfig(TOKENS, pages_per_block),
             enable_kv_cache_events=True,
             parallel=parallel_config(world_size=ranks, tp_size=ranks),
@@ -104,9 +106,9 @@ class Rig:
         known = dataclasses.replace(known, identity=tiers.IDENTITY)
         self.scheduler = DirectScheduler(known, offloading, ENGINE)
         self.scheduler.bind(SimpleNamespace(evict_blocks=self.pages.forget))
-        self.caches, self._describe = Caches(NAMES, ranks, pages), memory.of_engine
+        self.caches, self._describe = Caches(names, ranks, pages), memory.of_engine
         if gpu is not None:
-            self.caches = of_gpu = GpuCaches(gpu, NAMES, ranks, pages)
+            self.caches = of_gpu = GpuCaches(gpu, names, ranks, pages)
             self._describe = of_gpu.describe
         self.workers = [self._worker(offloading, rank) for rank in range(ranks)]
         self.waiting: list[Asked] = []
@@ -280,7 +282,7 @@ class Rig:
             worker.begin_step(own)
             worker.start_loads(hooks_run=self.hooks_run)
         right = dict.fromkeys(tokens, True)
-        for layer, name in enumerate(NAMES if requests else ()):
+        for layer, name in enumerate(self.layers if requests else ()):
             hooked = self.workers if self.hooks_run else []
             for worker in hooked:
                 worker.wait_for_layer(name)
@@ -369,12 +371,12 @@ class Rig:
         blocks = [pages[at : at + each] for at in range(0, len(pages) - each + 1, each)]
         names, counts = [block[-1] for block in blocks], []
         for rank, namespace in enumerate(self.namespaces):
-            out = [bytearray(LAYERS * PAGE * each) for _ in names]
+            out = [bytearray(len(self.layers) * PAGE * each) for _ in names]
             there = namespace.get_each(names, out)
             for block, bytes_, is_there in zip(blocks, out, there, strict=True):
                 right = [
                     self.caches.right(name, layer, rank)
-                    for layer in range(LAYERS)
+                    for layer in range(len(self.layers))
                     for name in block
                 ]
                 assert not is_there or bytes(bytes_) == bytes(torch.cat(right).numpy())

@@ -104,6 +104,18 @@ def test_a_pool_is_registered_and_then_copied_from_directly(gpu: FakeGpu, tmp_pa
     rig.close()
 
 
+def test_a_step_saves_blocks_of_many_requests_and_layers(gpu: FakeGpu, tmp_path: Path) -> None:
+    """The GPU computes them long after vLLM has gone on, so that all copies wait at once."""
+    rig = Rig(tmp_path / "store", pages=200, gpu=gpu, layers=8, cpu_bytes_to_use="128MiB")
+    prompts = [[*range(1000 * at, 1000 * at + TOKENS + 1)] for at in range(1, 71)]
+    for at, prompt in enumerate(prompts):
+        rig.ask(f"{at}", prompt, answers=1)
+    gpu.lag(200_000)
+    rig.settle()
+    assert [rig.stored(prompt) for prompt in prompts] == [1] * len(prompts)
+    rig.close()
+
+
 @pytest.mark.parametrize("library", ["libcuda-of-nobody.so.1", "libc.so.6"])
 def test_an_engine_without_a_driver_runs_and_says_so(
     gpu: FakeGpu,

@@ -243,6 +243,17 @@ def test_random_weights_share_no_block(config: Any) -> None:
     assert fields(config)["weights"] != fields(config)["weights"]
 
 
+def test_a_fingerprint_of_random_weights_is_ignored_and_says_so(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = list[str]()
+    monkeypatch.setattr(identity.logger, "warning", lambda text, *_: said.append(text))
+    config = changed(config, "load_config.load_format", "dummy")
+    first, second = (fields(config, stated="mine")["weights"] for _ in range(2))
+    assert first != second
+    assert [line for line in said if "weights_fingerprint is ignored" in line]
+
+
 def test_block_hashes_that_collide_are_refused(config: Any) -> None:
     with pytest.raises(dalsegno.IncompatibleError, match="can collide"):
         fields(changed(config, "cache_config.prefix_caching_hash_algo", "xxhash"))

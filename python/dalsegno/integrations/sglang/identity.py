@@ -88,6 +88,11 @@ def machine_fields(files: ModelFiles) -> dict[str, object]:
 def _weights(files: ModelFiles, load_format: str, stated: str) -> str:
     """Returns what stands for weights that are not in files; empty if the files do."""
     if load_format == "dummy":
+        if stated:
+            logger.warning(
+                "weights_fingerprint is ignored: load_format dummy draws other weights in each "
+                "process, so nothing is shared"
+            )
         return f"random:{nonce()}"
     if stated:
         return f"stated:{stated}"

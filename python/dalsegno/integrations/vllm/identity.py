@@ -110,6 +110,11 @@ def _weights(files: ModelFiles, load_config: Any, stated: str) -> str:
     """Returns what stands for weights that are not in files; empty if the files do."""
     load_format = str(getattr(load_config.load_format, "value", load_config.load_format))
     if load_format == "dummy":
+        if stated:
+            logger.warning(
+                "weights_fingerprint is ignored: load_format dummy draws other weights in each "
+                "process, so nothing is shared"
+            )
         return f"random:{nonce()}"
     if stated:
         return f"stated:{stated}"

@@ -26,10 +26,12 @@ class CacheMemory(Protocol):
     Attributes:
         pages: Its pages, as the store knows them.
         copies_layers: Whether a layer of a save is copied as soon as vLLM comes to it.
+        held_bytes: Bytes of saves that may wait to be put; then no more are copied.
     """
 
     pages: dalsegno.PagedMemory
     copies_layers: bool
+    held_bytes: int
 
     def use(self, namespace: Any) -> None:
         """Prepares copies between the cache and the store of a namespace; called at each step."""
@@ -49,6 +51,7 @@ class HostMemory:
     """A KV cache in memory of this machine."""
 
     copies_layers = True
+    held_bytes = 512 << 20
 
     def __init__(self, caches: Mapping[str, torch.Tensor], shape: layout.CacheShape) -> None:
         """Describes it.
@@ -82,6 +85,8 @@ class GpuMemory:
     """
 
     copies_layers = False
+    # A step of 8,192 tokens computes a gigabyte in less time than an SSD takes to write it.
+    held_bytes = 4 << 30
 
     def __init__(
         self,

@@ -29,8 +29,6 @@ DRAIN_S = 1.0
 LOOKUP_S = 0.05
 # Saves that are copied at a time, of those that are copied at once.
 MOST_COPIES = 64
-# Bytes that wait to be put; then no more are copied.
-MOST_HELD_BYTES = 512 << 20
 
 
 @dataclass
@@ -106,7 +104,8 @@ class WorkerSaves:
         """
         until = time.monotonic() + LOOKUP_S
         for job in jobs:
-            if namespace is None or memory is None or self._held_bytes() > MOST_HELD_BYTES:
+            is_open = namespace is not None and memory is not None
+            if not is_open or self._held_bytes() > memory.held_bytes:
                 report.copied[job.number] = [False]
             else:
                 left_s = max(0.001, until - time.monotonic())
