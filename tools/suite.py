@@ -73,7 +73,7 @@ STEPS = (
         "run-python",
         "run the Python tests that need no engine",
         ("build-rust-tests", "wheel"),
-        0.6,
+        0.45,
     ),
     Step(
         "run-far",
@@ -81,10 +81,10 @@ STEPS = (
         ("build-rust-tests", "far-packages"),
         0.3,
     ),
-    Step("run-rust", "run the Rust tests", ("build-rust-tests",), 0.7),
-    Step("run-sglang", "test against real SGLang", ("wheel", "env-engines"), 0.7),
+    Step("run-rust", "run the Rust tests", ("build-rust-tests",), 0.55),
+    Step("run-sglang", "test against real SGLang", ("wheel", "env-engines"), 0.5),
     Step("lint-rust", "check format and lints of Rust", ("build-rust-tests",), 1.3),
-    Step("run-lmcache", "test against real LMCache", ("wheel", "env-engines"), 0.6),
+    Step("run-lmcache", "test against real LMCache", ("wheel", "env-engines"), 0.4),
     Step("lint-python", "check format, lints and types of Python", ("dev",)),
 )
 
