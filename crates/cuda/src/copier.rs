@@ -131,9 +131,10 @@ impl GpuCopier {
     ///
     /// # Errors
     ///
-    /// That of the driver.
+    /// That of the driver, and if the work of the stream is captured for a graph. No other thread may begin to capture
+    /// it meanwhile.
     pub fn point(&self, stream: StreamHandle) -> Result<StreamPoint, CudaError> {
-        self.device.check_process()?;
+        stream.check(&self.device)?;
         Ok(StreamPoint::new(Event::record(&self.device, stream)?))
     }
 
@@ -141,9 +142,10 @@ impl GpuCopier {
     ///
     /// # Errors
     ///
-    /// That of the driver.
+    /// That of the driver, and if the work of the stream is captured for a graph. No other thread may begin to capture
+    /// it meanwhile.
     pub fn order(&self, stream: StreamHandle, mark: CopyMark) -> Result<(), CudaError> {
-        self.device.check_process()?;
+        stream.check(&self.device)?;
         self.to_device.marks().order(stream, mark)
     }
 

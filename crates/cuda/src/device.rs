@@ -1,17 +1,21 @@
 //! One GPU, as this process uses it.
 //!
 //! 1. The context is the one that the engine uses: its streams and memory are valid in it.
-//! 2. A thread makes calls only after [`Device::enter`].
+//! 2. A thread makes calls only while it is [`Entered`]. Afterwards its context is the one that it had before.
 //! 3. A forked child makes none: the driver does not work there.
+//! 4. No call spoils a graph that the engine captures at the time: by default, an allocation or a wait of any thread
+//!    ends all captures of a process with an error. What is queued here never depends on a captured stream.
 
 use std::ffi::c_int;
 use std::fmt;
+use std::marker::PhantomData;
+use std::ops::Deref;
 use std::path::Path;
 
 use dalsegno_io::Process;
 use parking_lot::Mutex;
 
-use crate::driver::{Absent, CudaError, Driver, Handle, attribute};
+use crate::driver::{Absent, CaptureMode, CudaError, Driver, Handle, attribute};
 
 /// Events that wait to be used again.
 const MOST_IDLE_EVENTS: usize = 256;
@@ -41,6 +45,30 @@ pub(crate) struct Device {
     facts: DeviceFacts,
     process: Process,
     idle_events: Mutex<Vec<IdleEvent>>,
+}
+
+/// A thread that may make calls (invariants 2 and 4).
+pub(crate) struct Entered<'a> {
+    driver: &'a Driver,
+    mode_before: CaptureMode,
+    /// It stays on its thread.
+    thread: PhantomData<*const ()>,
+}
+
+impl Deref for Entered<'_> {
+    type Target = Driver;
+
+    fn deref(&self) -> &Driver {
+        self.driver
+    }
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        // Neither can fail, as both were made before; and nobody could do anything.
+        let _ = self.driver.exchange_capture_mode(self.mode_before);
+        let _ = self.driver.pop_context();
+    }
 }
 
 /// A handle of an event that nobody uses.
@@ -73,11 +101,19 @@ impl Device {
         Ok(Self { driver, index, context, facts, process, idle_events })
     }
 
-    /// Makes the context the current one of this thread, and returns the driver.
-    pub(crate) fn enter(&self) -> Result<&Driver, CudaError> {
-        // SAFETY: the context is retained as long as this lives.
-        unsafe { self.driver.set_context(self.context) }?;
-        Ok(&self.driver)
+    /// Lets this thread make calls.
+    pub(crate) fn enter(&self) -> Result<Entered<'_>, CudaError> {
+        let driver = &self.driver;
+        // SAFETY: the context is retained as long as this lives, and popped before.
+        unsafe { driver.push_context(self.context) }?;
+        match driver.exchange_capture_mode(CaptureMode::RELAXED) {
+            Ok(mode_before) => Ok(Entered { driver, mode_before, thread: PhantomData }),
+            Err(error) => {
+                // The first error says more.
+                let _ = driver.pop_context();
+                Err(error)
+            }
+        }
     }
 
     pub(crate) fn facts(&self) -> &DeviceFacts {
@@ -87,11 +123,6 @@ impl Device {
     /// Whether this process opened it (invariant 3).
     pub(crate) fn is_here(&self) -> bool {
         self.process.is_this()
-    }
-
-    /// Fails in a forked child, before any lock.
-    pub(crate) fn check_process(&self) -> Result<(), CudaError> {
-        if self.is_here() { Ok(()) } else { Err(CudaError::forked()) }
     }
 
     /// A handle for an event.

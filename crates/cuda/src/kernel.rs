@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use crate::device::Device;
-use crate::driver::{CudaError, DevicePointer, Driver, Handle};
+use crate::driver::{CudaError, DevicePointer, Handle};
 use crate::pinned::Pinned;
 use crate::slots::{Slot, SlotMemory, SlotUse, Slots};
 use crate::stream::{Event, Stream};
@@ -120,7 +120,7 @@ impl Launcher {
         count: usize,
         stream: &Stream,
     ) -> Result<(), CudaError> {
-        let driver: &Driver = self.kernel.device.enter()?;
+        let driver = self.kernel.device.enter()?;
         let address = slot.address.expect("lists are in pinned memory");
         let (mut list, mut count) = (address, u32::try_from(count).expect("bounded"));
         let mut arguments = [(&raw mut list).cast::<c_void>(), (&raw mut count).cast::<c_void>()];

@@ -219,7 +219,7 @@ impl RegistryShared {
     fn unmap(&self, mapping: Mapping, registered: Option<&Registered>) {
         let is_undone = registered.is_none_or(|registered| {
             let driver = self.device.enter();
-            driver.is_ok_and(|driver| registered.undo(driver, registered.addresses.len()))
+            driver.is_ok_and(|driver| registered.undo(&driver, registered.addresses.len()))
         });
         if is_undone {
             drop(mapping);
@@ -290,7 +290,7 @@ impl RegistryShared {
             match address {
                 Ok(address) => registered.addresses.push(address),
                 Err(error) => {
-                    if !registered.undo(driver, to_undo) {
+                    if !registered.undo(&driver, to_undo) {
                         // Never unmapped: what is mapped there next would count as registered.
                         std::mem::forget(Arc::clone(region));
                     }

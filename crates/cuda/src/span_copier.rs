@@ -66,11 +66,11 @@ impl SpanCopier {
         let is_registered = others.iter().all(|span| span.host.address.is_some());
         if ways.in_batches && is_registered {
             // SAFETY: the caller's.
-            return unsafe { copy_in_batches(driver, direction, &others, stream) };
+            return unsafe { copy_in_batches(&driver, direction, &others, stream) };
         }
         for span in &others {
             // SAFETY: the caller's.
-            unsafe { copy_one(driver, direction, span, stream) }?;
+            unsafe { copy_one(&driver, direction, span, stream) }?;
         }
         Ok(())
     }

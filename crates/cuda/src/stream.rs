@@ -38,6 +38,16 @@ impl StreamHandle {
     pub unsafe fn new(number: usize) -> Self {
         Self(std::ptr::with_exposed_provenance_mut(number))
     }
+
+    /// Fails if no work can be ordered with it: in a forked child, before any lock, and while it is captured.
+    pub(crate) fn check(self, device: &Device) -> Result<(), CudaError> {
+        if !device.is_here() {
+            return Err(CudaError::forked());
+        }
+        // SAFETY: a `StreamHandle` is one of an existing stream.
+        let is_captured = unsafe { device.enter()?.is_capturing(self.0) }?;
+        if is_captured { Err(CudaError::captured()) } else { Ok(()) }
+    }
 }
 
 impl Stream {

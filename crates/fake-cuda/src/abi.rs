@@ -20,8 +20,8 @@ pub type CUevent = *mut c_void;
 pub type CUmodule = *mut c_void;
 /// A kernel of a module.
 pub type CUfunction = *mut c_void;
-/// A function that a stream calls on the host.
-pub type CUhostFn = Option<unsafe extern "C" fn(user_data: *mut c_void)>;
+/// A captured graph. Each is null.
+pub type CUgraph = *mut c_void;
 
 /// `CU_MEMCPY_SRC_ACCESS_ORDER_STREAM`: the source is read in stream order.
 pub const SOURCE_ORDER_STREAM: c_int = 1;
@@ -44,6 +44,20 @@ pub const STREAM_NON_BLOCKING: c_uint = 1;
 pub const EVENT_BLOCKING_SYNC: c_uint = 1;
 /// `CU_EVENT_DISABLE_TIMING`
 pub const EVENT_DISABLE_TIMING: c_uint = 2;
+
+/// `CU_STREAM_CAPTURE_MODE_GLOBAL`
+pub const CAPTURE_MODE_GLOBAL: c_int = 0;
+/// `CU_STREAM_CAPTURE_MODE_THREAD_LOCAL`
+pub const CAPTURE_MODE_THREAD_LOCAL: c_int = 1;
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`
+pub const CAPTURE_MODE_RELAXED: c_int = 2;
+
+/// `CU_STREAM_CAPTURE_STATUS_NONE`
+pub const CAPTURE_STATUS_NONE: c_int = 0;
+/// `CU_STREAM_CAPTURE_STATUS_ACTIVE`
+pub const CAPTURE_STATUS_ACTIVE: c_int = 1;
+/// `CU_STREAM_CAPTURE_STATUS_INVALIDATED`
+pub const CAPTURE_STATUS_INVALIDATED: c_int = 2;
 
 /// A place that a copy hints at.
 #[repr(C)]

@@ -1,17 +1,17 @@
 //! The checks at the start of every exported call, and the state per thread.
 //!
 //! 1. A forked child gets `CUDA_ERROR_NOT_INITIALIZED` from every call and touches no lock of the parent.
-//! 2. The current context is per thread. There is one context, and its handle is valid while it is retained.
-//! 3. A host function may call nothing: `CUDA_ERROR_NOT_PERMITTED`.
+//! 2. There is one context, and its handle is valid while it is retained. So a thread's stack of contexts is a depth.
+//! 3. A call that may spoil a capture is refused last, when all other checks have passed. `captures` decides which.
 
 use crate::abi::{
     CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_VALUE,
-    CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_NOT_PERMITTED, CUDA_SUCCESS, CUresult, CUstream,
+    CUDA_ERROR_NOT_INITIALIZED, CUDA_SUCCESS, CUresult, CUstream,
 };
+use crate::captures;
 use crate::environment;
 use crate::plants;
 use crate::streams::{self, Stream};
-use crate::violations::{self, Kind};
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -24,8 +24,8 @@ static OWNER: AtomicU32 = AtomicU32::new(0);
 static RETAINED: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
-    static CURRENT: Cell<usize> = const { Cell::new(0) };
-    static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
+    /// How often the context is on the stack of this thread.
+    static DEPTH: Cell<usize> = const { Cell::new(0) };
 }
 
 /// The precondition of a call.
@@ -72,10 +72,6 @@ fn enter(name: &str, needs: Needs) -> Result<Option<CUresult>, CUresult> {
     }
     environment::ensure_loaded();
     let planted = plants::count(name);
-    if IN_HOST_FUNCTION.get() {
-        violations::record(Kind::HostFunction, format_args!("{name} in a host function"));
-        return Err(CUDA_ERROR_NOT_PERMITTED);
-    }
     if let Some(error) = planted.now {
         return Err(error);
     }
@@ -83,12 +79,13 @@ fn enter(name: &str, needs: Needs) -> Result<Option<CUresult>, CUresult> {
         return Err(CUDA_ERROR_NOT_INITIALIZED);
     }
     if needs == Needs::Context {
-        match CURRENT.get() {
+        match DEPTH.get() {
             0 => return Err(CUDA_ERROR_INVALID_CONTEXT),
             _ if retained() == 0 => return Err(CUDA_ERROR_CONTEXT_IS_DESTROYED),
             _ => {}
         }
     }
+    captures::check_call(name)?;
     Ok(planted.later)
 }
 
@@ -116,25 +113,40 @@ pub(crate) fn retained() -> u64 {
     RETAINED.load(Ordering::Acquire)
 }
 
-/// Makes a context current on this thread; 0 makes none current.
-pub(crate) fn set_current(context: usize) -> Result<(), CUresult> {
-    if context != 0 && (context != CONTEXT || retained() == 0) {
-        return Err(CUDA_ERROR_INVALID_CONTEXT);
+fn check_context(context: usize) -> Result<(), CUresult> {
+    if context == CONTEXT && retained() > 0 { Ok(()) } else { Err(CUDA_ERROR_INVALID_CONTEXT) }
+}
+
+/// Pushes a context on the stack of this thread.
+pub(crate) fn push_context(context: usize) -> Result<(), CUresult> {
+    if context == 0 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    CURRENT.set(context);
+    check_context(context)?;
+    DEPTH.set(DEPTH.get() + 1);
+    Ok(())
+}
+
+/// Pops the current context of this thread and returns its handle.
+pub(crate) fn pop_context() -> Result<usize, CUresult> {
+    DEPTH.set(DEPTH.get().checked_sub(1).ok_or(CUDA_ERROR_INVALID_CONTEXT)?);
+    Ok(CONTEXT)
+}
+
+/// Replaces the current context of this thread; 0 pops it.
+pub(crate) fn set_current(context: usize) -> Result<(), CUresult> {
+    if context == 0 {
+        DEPTH.set(DEPTH.get().saturating_sub(1));
+        return Ok(());
+    }
+    check_context(context)?;
+    DEPTH.set(DEPTH.get().max(1));
     Ok(())
 }
 
 /// Returns the context of this thread, or 0.
 pub(crate) fn current_context() -> usize {
-    CURRENT.get()
-}
-
-/// Runs a host function. Calls that it makes are refused.
-pub(crate) fn in_host_function(function: impl FnOnce()) {
-    IN_HOST_FUNCTION.set(true);
-    function();
-    IN_HOST_FUNCTION.set(false);
+    if DEPTH.get() == 0 { 0 } else { CONTEXT }
 }
 
 /// Stores what a call returns through a pointer. Nothing is made if the pointer is null.

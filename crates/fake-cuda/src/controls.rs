@@ -10,6 +10,7 @@ use crate::abi::{
     CUstream,
 };
 use crate::calls;
+use crate::captures;
 use crate::copies::{Site, site};
 use crate::device_memory;
 use crate::driver::memory::address;
@@ -29,11 +30,12 @@ fn result_of(is_done: bool, otherwise: CUresult) -> CUresult {
     if is_done { CUDA_SUCCESS } else { otherwise }
 }
 
-/// Releases all held streams, waits for all streams, and forgets planted failures, counts, violations and changed
-/// settings. Contexts, streams, memory and modules stay.
+/// Releases all held streams, waits for all streams, and forgets captures, planted failures, counts, violations and
+/// changed settings. Contexts, streams, memory and modules stay, and so do the contexts and capture modes of threads.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_cuda_reset(seed: u64, max_delay_us: u32) {
     ensure_loaded();
+    captures::clear();
     streams::drain_all();
     plants::clear();
     violations::clear();
@@ -198,8 +200,8 @@ pub extern "C" fn fake_cuda_delay(stream: CUstream, us: u64) -> CUresult {
     result_of(found.is_some(), CUDA_ERROR_INVALID_HANDLE)
 }
 
-/// Holds a stream: it begins no step until it is released. Returns when no step runs, so it must not be called from a
-/// host function of the stream. Returns 400 if there is no such stream.
+/// Holds a stream: it begins no step until it is released. Returns when no step runs. Returns 400 if there is no such
+/// stream.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_cuda_hold(stream: CUstream) -> CUresult {
     ensure_loaded();
@@ -211,7 +213,7 @@ pub extern "C" fn fake_cuda_hold(stream: CUstream) -> CUresult {
 }
 
 /// Lets a held stream run `count` steps, and waits until they or all of its work are done. A step is a chunk of 16 KiB
-/// of a copy, the reading of a kernel's list, a host function or an event's record. Returns how many steps ran.
+/// of a copy, the reading of a kernel's list or an event's record. Returns how many steps ran.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_cuda_step(stream: CUstream, count: u64) -> u64 {
     ensure_loaded();
@@ -230,7 +232,7 @@ pub extern "C" fn fake_cuda_release(stream: CUstream) -> CUresult {
 }
 
 /// Holds all streams, the legacy default stream and those created later included. `fake_cuda_release` still releases a
-/// single one. Returns when no step runs, so it must not be called from a host function.
+/// single one. Returns when no step runs.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_cuda_hold_all() {
     ensure_loaded();

@@ -69,7 +69,7 @@ pub(crate) fn allocate(bytes: usize) -> Result<usize, CUresult> {
     if bytes == 0 {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    if bytes > info().0 {
+    if bytes > free_bytes() {
         return Err(CUDA_ERROR_OUT_OF_MEMORY);
     }
     let region = map(bytes).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
@@ -118,10 +118,9 @@ pub(crate) fn free(address: usize) -> Result<(), CUresult> {
         .map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)
 }
 
-/// Returns the free and the total bytes of the device.
-pub(crate) fn info() -> (usize, usize) {
+fn free_bytes() -> usize {
     let used: usize = ALLOCATIONS.lock().values().map(|region| region.range().len()).sum();
-    (TOTAL_BYTES.saturating_sub(used), TOTAL_BYTES)
+    TOTAL_BYTES.saturating_sub(used)
 }
 
 /// Returns the number of allocations.

@@ -13,14 +13,17 @@
 //!    errors, not signals.
 //! 6. Where cuda.h permits several behaviors, the fake chooses the one that most programs do not expect: sources with
 //!    `SRC_ACCESS_ORDER_ANY` are read during the call, the legacy default stream synchronizes with no other stream,
-//!    freeing and unregistering do not wait, every call that may need a current context does, a host function may not
-//!    make calls, and neither may a forked child.
+//!    freeing and unregistering do not wait, every call that may need a current context does, a forked child may not
+//!    make calls, and during a capture every call is unsafe that might be.
+//! 7. A call that spoils the capture of a stream is a violation, so a test of ours fails that spoils an engine's.
 //!
 //! The fake cannot show:
 //! - how long anything takes, or how copies and kernels share the bus and the multiprocessors;
 //! - the weak memory order of a real GPU: a write of the fake is visible to all threads in the order of its steps;
 //! - what a real kernel does: it copies the pieces itself, and the PTX text only decides which functions exist;
-//! - several devices or contexts, stream capture, and the teardown of a context with its last release;
+//! - several devices or contexts, and the teardown of a context with its last release;
+//! - the replay of a captured graph: work of a captured stream is dropped. No second stream can join a capture, and the
+//!   legacy default stream ignores captures, although it implicitly waits for blocking streams in CUDA;
 //! - the old pages of memory that was unmapped and mapped again while it is registered. A GPU still uses them, the fake
 //!   uses the new ones. Unregistering records a violation unless both mappings are anonymous memory.
 //!
@@ -28,7 +31,8 @@
 //!
 //! Tests control the fake with the `fake_cuda_` functions of `controls`, from Rust or through ctypes:
 //!
-//! - `fake_cuda_reset(seed, max_delay_us)` starts a test: it waits for all streams and forgets what is planted.
+//! - `fake_cuda_reset(seed, max_delay_us)` starts a test: it waits for all streams, and forgets captures and what is
+//!   planted.
 //! - `fake_cuda_fail(name, after, times, result)` and `fake_cuda_fail_later` plant failures.
 //! - `fake_cuda_set_attribute`, `_set_driver_version`, `_set_ptx` and `_set_memlock` change the device and the driver.
 //! - `fake_cuda_calls(name)`, `fake_cuda_violations(buffer, bytes)` and `fake_cuda_alive(kind)` observe.
@@ -42,6 +46,7 @@
 //! `seed=1,delay=100,version=12040,memlock=65536,ptx=7.8,attribute:113=0,fail:cuInit=34`.
 
 mod calls;
+mod captures;
 mod copies;
 mod device_memory;
 mod environment;

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 
 /// The exported calls of the driver.
-pub(crate) const NAMES: [&str; 41] = [
+pub(crate) const NAMES: [&str; 43] = [
     "cuInit",
     "cuDriverGetVersion",
     "cuGetErrorName",
@@ -18,6 +18,8 @@ pub(crate) const NAMES: [&str; 41] = [
     "cuDeviceGetAttribute",
     "cuDevicePrimaryCtxRetain",
     "cuDevicePrimaryCtxRelease_v2",
+    "cuCtxPushCurrent_v2",
+    "cuCtxPopCurrent_v2",
     "cuCtxSetCurrent",
     "cuCtxGetCurrent",
     "cuCtxGetStreamPriorityRange",
@@ -25,12 +27,15 @@ pub(crate) const NAMES: [&str; 41] = [
     "cuStreamDestroy_v2",
     "cuStreamSynchronize",
     "cuStreamWaitEvent",
+    "cuStreamBeginCapture_v2",
+    "cuStreamEndCapture",
+    "cuStreamIsCapturing",
+    "cuThreadExchangeStreamCaptureMode",
     "cuEventCreate",
     "cuEventDestroy_v2",
     "cuEventRecord",
     "cuEventQuery",
     "cuEventSynchronize",
-    "cuEventElapsedTime",
     "cuMemHostRegister_v2",
     "cuMemHostUnregister",
     "cuMemHostGetDevicePointer_v2",
@@ -38,14 +43,11 @@ pub(crate) const NAMES: [&str; 41] = [
     "cuMemFreeHost",
     "cuMemAlloc_v2",
     "cuMemFree_v2",
-    "cuMemGetInfo_v2",
     "cuModuleLoadData",
     "cuModuleUnload",
     "cuModuleGetFunction",
-    "cuLaunchHostFunc",
     "cuMemcpyHtoDAsync_v2",
     "cuMemcpyDtoHAsync_v2",
-    "cuMemcpyDtoDAsync_v2",
     "cuMemcpyBatchAsync",
     "cuMemcpyBatchAsync_v2",
     "cuMemsetD8Async",
@@ -53,10 +55,9 @@ pub(crate) const NAMES: [&str; 41] = [
 ];
 
 /// The calls that queue work which can fail later.
-const ASYNCHRONOUS: [&str; 7] = [
+const ASYNCHRONOUS: [&str; 6] = [
     "cuMemcpyHtoDAsync_v2",
     "cuMemcpyDtoHAsync_v2",
-    "cuMemcpyDtoDAsync_v2",
     "cuMemcpyBatchAsync",
     "cuMemcpyBatchAsync_v2",
     "cuMemsetD8Async",

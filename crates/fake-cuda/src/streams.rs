@@ -6,8 +6,10 @@
 //! 4. A failure of work shows at the next event recorded on the stream, or at the next synchronization of it, once.
 //! 5. Work is dropped before it counts as done, so that a synchronized caller may give its memory back.
 //! 6. A destroyed stream runs all its work first.
+//! 7. Work that is submitted to a captured stream is dropped.
 
 use crate::abi::{CUDA_ERROR_OUT_OF_MEMORY, CUresult};
+use crate::captures;
 use crate::handles::Handles;
 use crate::settings::{self, Random};
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -110,7 +112,18 @@ impl Stream {
         Random::new(settings::current().seed, self.handle as u64, number)
     }
 
-    /// Queues work and returns its number, for `wait_for`.
+    /// Returns the handle; that of the legacy default stream is 0.
+    pub(crate) fn handle(&self) -> usize {
+        self.handle
+    }
+
+    /// Queues work and returns its number. Returns `None` if the stream is captured.
+    pub(crate) fn submit(&self, work: Box<dyn Work>) -> Result<Option<u64>, CUresult> {
+        let capture = captures::of(self.handle)?;
+        Ok(capture.is_none().then(|| self.push(work)))
+    }
+
+    /// Queues work and returns its number, for `wait_for`. A capture does not matter.
     pub(crate) fn push(&self, work: Box<dyn Work>) -> u64 {
         let mut queue = self.queue.lock();
         queue.waiting.push_back(work);

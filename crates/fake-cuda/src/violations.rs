@@ -20,8 +20,8 @@ static VIOLATIONS: Mutex<Violations> = Mutex::new(Violations { count: 0, texts: 
 pub(crate) enum Kind {
     /// A host range is only partly in a registration, or in two.
     Border,
-    /// A CUDA call inside a host function.
-    HostFunction,
+    /// A call that spoils the capture of a stream.
+    Capture,
     /// Memory or a module was given back while queued or running work uses it.
     InUse,
     /// A handle that does not exist, or was destroyed.
@@ -46,7 +46,7 @@ impl Kind {
     fn name(self) -> &'static str {
         match self {
             Kind::Border => "border",
-            Kind::HostFunction => "host-function",
+            Kind::Capture => "capture",
             Kind::InUse => "in-use",
             Kind::Handle => "handle",
             Kind::Outside => "outside",

@@ -32,6 +32,15 @@ impl CopyAttributes {
         Self { source_order: 1, source_hint: [0; 2], destination_hint: [0; 2], flags: 1 };
 }
 
+/// What a thread may do while a stream of the process is captured, as `CUstreamCaptureMode`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CaptureMode(pub(super) c_int);
+
+impl CaptureMode {
+    /// All that does not touch the captured stream itself.
+    pub(crate) const RELAXED: Self = Self(2);
+}
+
 /// Numbers of `CUdevice_attribute`.
 pub(crate) mod attribute {
     use std::ffi::c_int;
@@ -102,7 +111,10 @@ calls! {
     device_attribute = c"cuDeviceGetAttribute"(*mut c_int, c_int, c_int);
     retain_context = c"cuDevicePrimaryCtxRetain"(*mut Handle, c_int);
     release_context = c"cuDevicePrimaryCtxRelease_v2"(c_int);
-    set_context = c"cuCtxSetCurrent"(Handle);
+    push_context = c"cuCtxPushCurrent_v2"(Handle);
+    pop_context = c"cuCtxPopCurrent_v2"(*mut Handle);
+    exchange_capture_mode = c"cuThreadExchangeStreamCaptureMode"(*mut c_int);
+    is_capturing = c"cuStreamIsCapturing"(Handle, *mut c_int);
     stream_priorities = c"cuCtxGetStreamPriorityRange"(*mut c_int, *mut c_int);
     create_stream = c"cuStreamCreateWithPriority"(*mut Handle, c_uint, c_int);
     destroy_stream = c"cuStreamDestroy_v2"(Handle);

@@ -4,6 +4,7 @@
 //! 2. Every result is checked. What a call returned is in the error.
 
 mod abi;
+mod error;
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::fmt;
@@ -12,41 +13,11 @@ use std::path::Path;
 use libloading::Library;
 
 use self::abi::{BatchCopy, Calls, Code, CopyAttributes, SUCCESS};
-pub(crate) use self::abi::{DevicePointer, Handle, attribute};
+pub(crate) use self::abi::{CaptureMode, DevicePointer, Handle, attribute};
+pub use self::error::{Absent, CudaError};
 
 /// The name under which the driver installs its library.
 pub(crate) const LIBRARY: &str = "libcuda.so.1";
-
-/// A call of the driver that failed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{call} returned {name} ({code})")]
-pub struct CudaError {
-    call: &'static str,
-    code: c_int,
-    name: String,
-}
-
-impl CudaError {
-    /// What every call would return in a forked child, which makes none.
-    pub(crate) fn forked() -> Self {
-        let name = "CUDA_ERROR_NOT_INITIALIZED".to_owned();
-        Self { call: "a call of a forked process", code: 3, name }
-    }
-}
-
-/// Why the driver of this machine cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Absent {
-    /// There is no library, or it cannot be loaded.
-    #[error("no CUDA driver: {0}")]
-    NoLibrary(String),
-    /// The library lacks a call.
-    #[error("the CUDA driver is too old: it has no {0}")]
-    NoCall(&'static str),
-    /// A call failed: a stub of the library, or no GPU.
-    #[error("the CUDA driver does not work here: {0}")]
-    Failed(#[from] CudaError),
-}
 
 /// The driver of this machine.
 pub(crate) struct Driver {
@@ -106,7 +77,7 @@ impl Driver {
         } else {
             "an unknown error".to_owned()
         };
-        CudaError { call, code, name }
+        CudaError::new(call, code, name)
     }
 
     /// Whether it can copy in batches.
@@ -158,12 +129,43 @@ impl Driver {
         unsafe { call!(self, release_context(device)) }
     }
 
+    /// Makes a context the current one of this thread, until it is popped.
+    ///
     /// # Safety
     ///
-    /// The context is retained.
-    pub(crate) unsafe fn set_context(&self, context: Handle) -> Result<(), CudaError> {
+    /// The context is retained until then.
+    pub(crate) unsafe fn push_context(&self, context: Handle) -> Result<(), CudaError> {
         // SAFETY: the caller's.
-        unsafe { call!(self, set_context(context)) }
+        unsafe { call!(self, push_context(context)) }
+    }
+
+    /// Makes the context the current one that was so before the last push.
+    pub(crate) fn pop_context(&self) -> Result<(), CudaError> {
+        let mut popped = std::ptr::null_mut();
+        // SAFETY: it writes one handle.
+        unsafe { call!(self, pop_context(&raw mut popped)) }
+    }
+
+    /// Changes what this thread may do while streams are captured, and returns what it might do before.
+    pub(crate) fn exchange_capture_mode(
+        &self,
+        mut mode: CaptureMode,
+    ) -> Result<CaptureMode, CudaError> {
+        // SAFETY: it reads and writes one number.
+        unsafe { call!(self, exchange_capture_mode(&raw mut mode.0)) }?;
+        Ok(mode)
+    }
+
+    /// Whether the work of a stream is captured for a graph, and not done.
+    ///
+    /// # Safety
+    ///
+    /// The stream exists.
+    pub(crate) unsafe fn is_capturing(&self, stream: Handle) -> Result<bool, CudaError> {
+        let mut status = 0;
+        // SAFETY: it writes one number. The rest is the caller's.
+        unsafe { call!(self, is_capturing(stream, &raw mut status)) }?;
+        Ok(status != 0)
     }
 
     /// The highest priority that a stream of the current context can have.

@@ -61,7 +61,8 @@ fn a_gpu_that_does_not_exist_is_an_answer() {
 
 #[test]
 fn a_stream_that_is_refused_is_an_answer_and_leaves_nothing() {
-    for call in ["cuStreamCreateWithPriority", "cuCtxGetStreamPriorityRange", "cuCtxSetCurrent"] {
+    for call in ["cuStreamCreateWithPriority", "cuCtxGetStreamPriorityRange", "cuCtxPushCurrent_v2"]
+    {
         let fake = Fake::new(1, 0);
         fake.fail(call, 0, 9, 2);
         let refused = fake.open();

@@ -78,6 +78,16 @@ impl Fake {
         fake
     }
 
+    /// A function of the library.
+    ///
+    /// # Safety
+    ///
+    /// The function has this type.
+    pub(crate) unsafe fn function<F: Copy>(&self, name: &str) -> F {
+        // SAFETY: the caller's.
+        *unsafe { self.library.get::<F>(name.as_bytes()) }.unwrap()
+    }
+
     pub(crate) fn alive(&self, kind: Kind) -> u64 {
         fake!(self, b"fake_cuda_alive"(u32 = kind as u32) -> u64)
     }
@@ -215,7 +225,7 @@ pub(crate) fn without(call: &str, folder: &Path) -> PathBuf {
 /// An engine's stream.
 pub(crate) struct EngineStream<'a> {
     fake: &'a Fake,
-    stream: *mut c_void,
+    pub(crate) stream: *mut c_void,
 }
 
 impl<'a> EngineStream<'a> {

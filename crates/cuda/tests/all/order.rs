@@ -146,7 +146,7 @@ fn a_wait_that_is_refused_is_no_end() {
     for (call, times, result) in [
         ("cuEventSynchronize", 3, 900),
         ("cuEventSynchronize", 1, 907),
-        ("cuCtxSetCurrent", 2, 201),
+        ("cuCtxPushCurrent_v2", 2, 201),
     ] {
         let fake = Fake::new(11, 0);
         let gpu = Arc::new(fake.open().unwrap());
@@ -158,7 +158,7 @@ fn a_wait_that_is_refused_is_no_end() {
         let content = noise(1, 2 * BYTES);
         let copy = load(&cache, 1, &content);
         let before = fake.calls(call);
-        fake.fail(call, if call == "cuCtxSetCurrent" { 3 } else { 0 }, times, result);
+        fake.fail(call, if call == "cuCtxPushCurrent_v2" { 3 } else { 0 }, times, result);
         let (copied, mark) = start(&gpu, copy, Some(point));
         eventually("a wait was refused", || fake.calls(call) > before);
         std::thread::sleep(std::time::Duration::from_millis(20));

@@ -25,8 +25,12 @@ const BATCH_V2_VERSION: i32 = 13_000;
 /// `CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE`
 const FLAGS: u32 = 1;
 
-fn push(stream: &Stream, transfer: Transfer, failure: Option<CUresult>) -> u64 {
-    stream.push(Box::new(CopyWork { transfers: vec![transfer], failure }))
+fn submit(
+    stream: &Stream,
+    transfer: Transfer,
+    failure: Option<CUresult>,
+) -> Result<Option<u64>, CUresult> {
+    stream.submit(Box::new(CopyWork { transfers: vec![transfer], failure }))
 }
 
 /// Makes a call that queues a copy; one of no bytes queues none.
@@ -60,8 +64,7 @@ pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(
             HostSide::Pinned(place) => Source::Place(place),
             HostSide::Pageable(range) => Source::read_now(CALL, &Place::pageable(range))?,
         };
-        push(stream, Transfer { from, to }, failure);
-        Ok(())
+        submit(stream, Transfer { from, to }, failure).map(drop)
     })
 }
 
@@ -78,32 +81,15 @@ pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(
         let from = Source::Place(device_side(CALL, address(from), bytes)?);
         match host_side(CALL, to.expose_provenance(), bytes)? {
             HostSide::Pinned(place) => {
-                push(stream, Transfer { from, to: writable(CALL, place)? }, failure);
+                submit(stream, Transfer { from, to: writable(CALL, place)? }, failure)?;
             }
             HostSide::Pageable(range) => {
                 let to = Place::pageable(range);
-                let number = push(stream, Transfer { from, to }, failure);
-                stream.wait_for(number);
+                if let Some(number) = submit(stream, Transfer { from, to }, failure)? {
+                    stream.wait_for(number);
+                }
             }
         }
-        Ok(())
-    })
-}
-
-/// Copies from device to device.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemcpyDtoDAsync_v2(
-    to: CUdeviceptr,
-    from: CUdeviceptr,
-    bytes: usize,
-    stream: CUstream,
-) -> CUresult {
-    const CALL: &str = "cuMemcpyDtoDAsync_v2";
-    copy_on_stream(CALL, bytes, stream, |stream, failure| {
-        let from = device_side(CALL, address(from), bytes)?;
-        let to = device_side(CALL, address(to), bytes)?;
-        check_overlaps(CALL, &[from.range()], &[to.range()]);
-        push(stream, Transfer { from: Source::Place(from), to }, failure);
         Ok(())
     })
 }
@@ -119,8 +105,7 @@ pub unsafe extern "C" fn cuMemsetD8Async(
     const CALL: &str = "cuMemsetD8Async";
     copy_on_stream(CALL, bytes, stream, |stream, failure| {
         let to = device_side(CALL, address(to), bytes)?;
-        push(stream, Transfer { from: Source::Fill(byte), to }, failure);
-        Ok(())
+        submit(stream, Transfer { from: Source::Fill(byte), to }, failure).map(drop)
     })
 }
 
@@ -267,8 +252,7 @@ impl BatchArguments {
                 report(copy);
                 error
             })?;
-            stream.push(Box::new(CopyWork { transfers, failure }));
-            Ok(())
+            stream.submit(Box::new(CopyWork { transfers, failure })).map(drop)
         })
     }
 }

@@ -129,7 +129,26 @@ pub unsafe extern "C" fn cuDevicePrimaryCtxRelease_v2(device: CUdevice) -> CUres
     })
 }
 
-/// Makes a context current on the calling thread.
+/// Pushes a context on the calling thread's stack, which makes it current.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxPushCurrent_v2(context: CUcontext) -> CUresult {
+    call("cuCtxPushCurrent_v2", Needs::Init, || calls::push_context(context.expose_provenance()))
+}
+
+/// Pops the current context of the calling thread. The pointer may be null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxPopCurrent_v2(context: *mut CUcontext) -> CUresult {
+    call("cuCtxPopCurrent_v2", Needs::Init, || {
+        let popped = as_pointer(calls::pop_context()?);
+        if !context.is_null() {
+            // SAFETY: As cuda.h requires.
+            unsafe { context.write(popped) };
+        }
+        Ok(())
+    })
+}
+
+/// Replaces the current context of the calling thread; null pops it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxSetCurrent(context: CUcontext) -> CUresult {
     call("cuCtxSetCurrent", Needs::Init, || calls::set_current(context.expose_provenance()))

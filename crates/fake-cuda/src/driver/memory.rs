@@ -29,19 +29,6 @@ pub unsafe extern "C" fn cuMemFree_v2(pointer: CUdeviceptr) -> CUresult {
     call("cuMemFree_v2", Needs::Context, || device_memory::free(address(pointer)))
 }
 
-/// Returns the free and the total bytes of the device.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> CUresult {
-    call("cuMemGetInfo_v2", Needs::Context, || {
-        let info = device_memory::info();
-        // SAFETY: As cuda.h requires.
-        unsafe {
-            store(free, || Ok(info.0))?;
-            store(total, || Ok(info.1))
-        }
-    })
-}
-
 /// Registers host memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemHostRegister_v2(

@@ -90,7 +90,6 @@ pub unsafe extern "C" fn cuLaunchKernel(
             let count = parameters.add(1).read().cast::<c_uint>().read_unaligned();
             (address(list), count)
         };
-        stream.push(Box::new(CopyPieces { list, count, function, failure }));
-        Ok(())
+        stream.submit(Box::new(CopyPieces { list, count, function, failure })).map(drop)
     })
 }

@@ -1,16 +1,18 @@
-//! Streams, events and host functions.
+//! Streams, their captures, and events.
 
 #![expect(clippy::missing_safety_doc, reason = "the contract is that of cuda.h")]
 
 use crate::abi::{
-    CUDA_ERROR_INVALID_VALUE, CUevent, CUhostFn, CUresult, CUstream, STREAM_NON_BLOCKING,
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, CUevent, CUgraph, CUresult,
+    CUstream, STREAM_NON_BLOCKING,
 };
-use crate::calls::{Needs, call, call_on_stream, in_host_function, store};
+use crate::calls::{Needs, call, call_on_stream, store};
+use crate::captures;
 use crate::events;
 use crate::handles::as_pointer;
-use crate::streams::{self, Stream, Work};
-use std::ffi::{c_int, c_uint, c_void};
-use std::ptr::with_exposed_provenance_mut;
+use crate::streams;
+use std::ffi::{c_int, c_uint};
+use std::ptr::null_mut;
 
 /// Creates a stream. All priorities are the same to the fake.
 #[unsafe(no_mangle)]
@@ -31,13 +33,61 @@ pub unsafe extern "C" fn cuStreamCreateWithPriority(
 /// Destroys a stream. Its work is still done.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamDestroy_v2(stream: CUstream) -> CUresult {
-    call("cuStreamDestroy_v2", Needs::Context, || streams::destroy(stream.expose_provenance()))
+    const CALL: &str = "cuStreamDestroy_v2";
+    call(CALL, Needs::Context, || {
+        let stream = stream.expose_provenance();
+        captures::check_not_captured(CALL, stream)?;
+        streams::destroy(stream)
+    })
 }
 
 /// Waits for all work of a stream.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamSynchronize(stream: CUstream) -> CUresult {
-    call_on_stream("cuStreamSynchronize", stream, |stream, _| stream.synchronize())
+    const CALL: &str = "cuStreamSynchronize";
+    call_on_stream(CALL, stream, |stream, _| {
+        captures::check_not_captured(CALL, stream.handle())?;
+        stream.synchronize()
+    })
+}
+
+/// Begins the capture of a stream. The legacy default stream cannot be captured.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamBeginCapture_v2(stream: CUstream, mode: c_int) -> CUresult {
+    call_on_stream("cuStreamBeginCapture_v2", stream, |stream, _| {
+        if streams::is_legacy(stream.handle()) {
+            return Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+        }
+        captures::begin(stream.handle(), mode)
+    })
+}
+
+/// Ends the capture of a stream. The graph is always null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) -> CUresult {
+    call_on_stream("cuStreamEndCapture", stream, |stream, _| {
+        // SAFETY: As cuda.h requires.
+        unsafe { store(graph, || Ok(null_mut()))? };
+        captures::end(stream.handle())
+    })
+}
+
+/// Returns the capture status of a stream.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamIsCapturing(stream: CUstream, status: *mut c_int) -> CUresult {
+    call_on_stream("cuStreamIsCapturing", stream, |stream, _| {
+        // SAFETY: As cuda.h requires.
+        unsafe { store(status, || Ok(captures::status(stream.handle()))) }
+    })
+}
+
+/// Changes the capture mode of the calling thread, and stores the one before.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut c_int) -> CUresult {
+    call("cuThreadExchangeStreamCaptureMode", Needs::Init, || {
+        // SAFETY: As cuda.h requires. A null pointer is not read.
+        unsafe { store(mode, || captures::exchange_mode(mode.read())) }
+    })
 }
 
 /// Lets a stream wait for the latest record of an event.
@@ -88,49 +138,4 @@ pub unsafe extern "C" fn cuEventQuery(event: CUevent) -> CUresult {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventSynchronize(event: CUevent) -> CUresult {
     call("cuEventSynchronize", Needs::Context, || events::synchronize(event.expose_provenance()))
-}
-
-/// Returns the milliseconds between two events.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuEventElapsedTime(
-    ms: *mut f32,
-    start: CUevent,
-    end: CUevent,
-) -> CUresult {
-    call("cuEventElapsedTime", Needs::Context, || {
-        let elapsed = || events::elapsed_ms(start.expose_provenance(), end.expose_provenance());
-        // SAFETY: As cuda.h requires.
-        unsafe { store(ms, elapsed) }
-    })
-}
-
-struct HostFunction {
-    function: unsafe extern "C" fn(*mut c_void),
-    user_data: usize,
-}
-
-impl Work for HostFunction {
-    fn run(self: Box<Self>, stream: &Stream) -> Result<(), CUresult> {
-        let user_data = with_exposed_provenance_mut(self.user_data);
-        stream.step(|| {
-            // SAFETY: As cuda.h requires, the function may be called with this argument on any thread.
-            in_host_function(|| unsafe { (self.function)(user_data) });
-        });
-        Ok(())
-    }
-}
-
-/// Queues a call of a host function.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuLaunchHostFunc(
-    stream: CUstream,
-    function: CUhostFn,
-    user_data: *mut c_void,
-) -> CUresult {
-    call_on_stream("cuLaunchHostFunc", stream, |stream, _| {
-        let function = function.ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        let user_data = user_data.expose_provenance();
-        stream.push(Box::new(HostFunction { function, user_data }));
-        Ok(())
-    })
 }

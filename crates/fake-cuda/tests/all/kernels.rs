@@ -1,7 +1,8 @@
 //! Modules and the kernel `dalsegno_copy_pieces`.
 
 use crate::support::{
-    CHUNK, Device, Event, PAGE, Pages, Pinned, Session, Stream, ok, pattern, result,
+    CHUNK, Device, Event, PAGE, Pages, Pinned, Session, Stream, assert_given_back, ok, pattern,
+    result,
 };
 use fake_cuda::{
     CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_PTX,
@@ -32,13 +33,13 @@ fn function(module: CUmodule, name: &CStr) -> Result<CUfunction, CUresult> {
 }
 
 /// A loaded module with its function.
-struct Kernel {
+pub(crate) struct Kernel {
     module: CUmodule,
     function: CUfunction,
 }
 
 impl Kernel {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let module = load(PTX).expect("valid PTX");
         let function = function(module, c"dalsegno_copy_pieces").expect("an entry");
         Self { module, function }
@@ -69,18 +70,18 @@ impl Kernel {
         ))
     }
 
-    fn launch(&self, list: u64, count: u32, on: &Stream) {
+    pub(crate) fn launch(&self, list: u64, count: u32, on: &Stream) {
         assert_eq!(self.launch_shaped(8, 512, list, count, on), CUDA_SUCCESS);
     }
 }
 
 impl Drop for Kernel {
     fn drop(&mut self) {
-        ok!(cuModuleUnload(self.module));
+        assert_given_back(result!(cuModuleUnload(self.module)));
     }
 }
 
-fn list_of(pieces: &[(CUdeviceptr, CUdeviceptr, usize)]) -> Vec<u8> {
+pub(crate) fn list_of(pieces: &[(CUdeviceptr, CUdeviceptr, usize)]) -> Vec<u8> {
     pieces
         .iter()
         .flat_map(|(from, to, bytes)| [*from, *to, *bytes as u64])

@@ -1,5 +1,6 @@
 //! The fake driver, called as Dalsegno calls it.
 
+mod captures;
 mod copies;
 mod events;
 mod kernels;

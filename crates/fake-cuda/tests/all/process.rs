@@ -2,8 +2,8 @@
 
 use crate::support::{Session, ok, result, violations};
 use fake_cuda::{
-    CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_NOT_INITIALIZED,
-    CUDA_SUCCESS, CUcontext, controls,
+    CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_VALUE,
+    CUDA_ERROR_NOT_INITIALIZED, CUDA_SUCCESS, CUcontext, controls,
 };
 use std::process::{Command, Output};
 use std::ptr::null_mut;
@@ -51,12 +51,72 @@ fn the_current_context_is_per_thread() {
             let wrong = std::ptr::with_exposed_provenance_mut(handle + 1);
             assert_eq!(result!(cuCtxSetCurrent(wrong)), CUDA_ERROR_INVALID_CONTEXT);
             ok!(cuCtxSetCurrent(std::ptr::with_exposed_provenance_mut(handle)));
-            let mut free = 0;
-            ok!(cuMemGetInfo_v2(&raw mut free, &raw mut free));
+            ok!(cuCtxGetStreamPriorityRange(null_mut(), null_mut()));
             ok!(cuCtxSetCurrent(null_mut()));
             assert_eq!(alloc(), CUDA_ERROR_INVALID_CONTEXT);
         });
     });
+}
+
+fn current() -> CUcontext {
+    let mut context = null_mut();
+    ok!(cuCtxGetCurrent(&raw mut context));
+    context
+}
+
+/// Runs a closure on a thread whose stack of contexts is empty. The closure gets the context.
+fn on_another_thread(body: impl FnOnce(CUcontext) + Send) {
+    let context = current().expose_provenance();
+    thread::scope(|scope| {
+        scope.spawn(|| body(std::ptr::with_exposed_provenance_mut(context)));
+    });
+}
+
+#[test]
+fn a_popped_context_uncovers_the_one_below() {
+    let _session = Session::new();
+    on_another_thread(|context| {
+        ok!(cuCtxPushCurrent_v2(context));
+        ok!(cuCtxPushCurrent_v2(context));
+        let mut popped = null_mut();
+        ok!(cuCtxPopCurrent_v2(&raw mut popped));
+        assert_eq!((popped, current()), (context, context));
+        ok!(cuCtxPopCurrent_v2(null_mut()));
+        assert!(current().is_null());
+        assert_eq!(alloc(), CUDA_ERROR_INVALID_CONTEXT);
+        assert_eq!(result!(cuCtxPopCurrent_v2(&raw mut popped)), CUDA_ERROR_INVALID_CONTEXT);
+    });
+    assert!(!current().is_null(), "each thread has its own stack");
+}
+
+#[test]
+fn setting_the_context_replaces_the_top_of_the_stack() {
+    let _session = Session::new();
+    on_another_thread(|context| {
+        ok!(cuCtxSetCurrent(null_mut()));
+        ok!(cuCtxSetCurrent(context));
+        ok!(cuCtxSetCurrent(context));
+        ok!(cuCtxPopCurrent_v2(null_mut()));
+        assert!(current().is_null(), "it was set, not pushed");
+        ok!(cuCtxPushCurrent_v2(context));
+        ok!(cuCtxPushCurrent_v2(context));
+        ok!(cuCtxSetCurrent(null_mut()));
+        assert_eq!(current(), context, "null pops one context");
+        ok!(cuCtxPopCurrent_v2(null_mut()));
+    });
+}
+
+#[test]
+fn only_a_retained_context_can_be_pushed() {
+    let _session = Session::new();
+    let context = current();
+    assert_eq!(result!(cuCtxPushCurrent_v2(null_mut())), CUDA_ERROR_INVALID_VALUE);
+    let wrong = context.wrapping_byte_add(1);
+    assert_eq!(result!(cuCtxPushCurrent_v2(wrong)), CUDA_ERROR_INVALID_CONTEXT);
+    ok!(cuDevicePrimaryCtxRelease_v2(0));
+    assert_eq!(result!(cuCtxPushCurrent_v2(context)), CUDA_ERROR_INVALID_CONTEXT);
+    let mut again = null_mut();
+    ok!(cuDevicePrimaryCtxRetain(&raw mut again, 0));
 }
 
 #[test]
@@ -68,8 +128,7 @@ fn a_released_context_cannot_be_used() {
     assert_eq!(result!(cuDevicePrimaryCtxRelease_v2(0)), CUDA_ERROR_INVALID_CONTEXT);
     let mut context = null_mut();
     ok!(cuDevicePrimaryCtxRetain(&raw mut context, 0));
-    let mut free = 0;
-    ok!(cuMemGetInfo_v2(&raw mut free, &raw mut free));
+    ok!(cuCtxGetStreamPriorityRange(null_mut(), null_mut()));
 }
 
 #[test]

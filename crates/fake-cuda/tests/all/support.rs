@@ -1,8 +1,8 @@
 //! Owners of CUDA objects, and a `Session` that tests hold one after the other.
 
 use fake_cuda::{
-    CUDA_SUCCESS, CUcontext, CUdeviceptr, CUevent, CUresult, CUstream, EVENT_DISABLE_TIMING,
-    STREAM_NON_BLOCKING, controls,
+    CAPTURE_MODE_GLOBAL, CUDA_SUCCESS, CUcontext, CUdeviceptr, CUevent, CUresult, CUstream,
+    EVENT_DISABLE_TIMING, STREAM_NON_BLOCKING, controls,
 };
 use parking_lot::{Mutex, MutexGuard};
 use std::cell::Cell;
@@ -27,6 +27,11 @@ macro_rules! ok {
 }
 
 pub(crate) use {ok, result};
+
+/// Asserts that something was given back. A test that fails already only shows its own message.
+pub(crate) fn assert_given_back(result: CUresult) {
+    assert!(result == CUDA_SUCCESS || std::thread::panicking(), "not given back: {result}");
+}
 
 pub(crate) const PAGE: usize = 4096;
 pub(crate) const CHUNK: usize = 16 << 10;
@@ -53,21 +58,30 @@ impl Session {
         let mut context: CUcontext = null_mut();
         ok!(cuDevicePrimaryCtxRetain(&raw mut context, 0));
         ok!(cuCtxSetCurrent(context));
+        // That of a new thread, whatever the test before has left.
+        let mut mode = CAPTURE_MODE_GLOBAL;
+        ok!(cuThreadExchangeStreamCaptureMode(&raw mut mode));
         Self { expected: Cell::new(0), _serial: serial }
     }
 
     /// Asserts that there is one new violation, of this kind.
     pub(crate) fn expect_violation(&self, kind: &str) {
-        let before = self.expected.replace(self.expected.get() + 1);
+        self.expect_violations(kind, 1);
+    }
+
+    /// Asserts that there are so many new violations, all of this kind.
+    pub(crate) fn expect_violations(&self, kind: &str, count: usize) {
+        let before = self.expected.replace(self.expected.get() + count);
         let texts = violations();
-        assert_eq!(texts.len(), before + 1, "one more expected: {texts:?}");
-        assert!(texts[before].starts_with(&format!("{kind}: ")), "{kind} expected: {texts:?}");
+        assert_eq!(texts.len(), before + count, "{count} more expected: {texts:?}");
+        let is_of_kind = |text: &String| text.starts_with(&format!("{kind}: "));
+        assert!(texts[before..].iter().all(is_of_kind), "{kind} expected: {texts:?}");
     }
 }
 
 impl Drop for Session {
     fn drop(&mut self) {
-        ok!(cuDevicePrimaryCtxRelease_v2(0));
+        assert_given_back(result!(cuDevicePrimaryCtxRelease_v2(0)));
         if !std::thread::panicking() {
             let texts = violations();
             assert_eq!(texts.len(), self.expected.get(), "not expected: {texts:?}");
@@ -136,7 +150,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        ok!(cuStreamDestroy_v2(self.0));
+        assert_given_back(result!(cuStreamDestroy_v2(self.0)));
     }
 }
 
@@ -164,7 +178,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        ok!(cuEventDestroy_v2(self.0));
+        assert_given_back(result!(cuEventDestroy_v2(self.0)));
     }
 }
 
@@ -197,7 +211,7 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        ok!(cuMemFree_v2(self.address));
+        assert_given_back(result!(cuMemFree_v2(self.address)));
     }
 }
 
@@ -328,7 +342,7 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        assert_eq!(self.0.unregister(), CUDA_SUCCESS);
+        assert_given_back(self.0.unregister());
     }
 }
 
