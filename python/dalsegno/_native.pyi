@@ -37,6 +37,7 @@ __all__ = [
     "Allocation",
     "ClosedError",
     "CorruptError",
+    "CostModel",
     "DalsegnoError",
     "FullError",
     "Gpu",
@@ -46,6 +47,7 @@ __all__ = [
     "LayerWriter",
     "Lease",
     "Load",
+    "LoadChoice",
     "Namespace",
     "PagedBlocks",
     "PagedMemory",
@@ -202,6 +204,147 @@ class Transfer(Generic[_Result_co]):
         Raises:
             InvalidError: Eight callbacks wait for this transfer already.
         """
+
+@final
+class CostModel:
+    """What is known of an engine and its store: how fast it computes, and how fast each tier loads.
+
+    It learns from measurements, and decides how many leading blocks of a prompt to load. It reads
+    no clock and does no I/O.
+
+    Args:
+        compute: Seconds that are assumed until steps were measured: of a step, of a token, of a
+            pair of tokens, and of a token that is read.
+        tiers: For ``dram``, ``log`` and ``far``: seconds before the first byte, and bytes per
+            second, until loads were measured.
+
+    Raises:
+        InvalidError: A tier is missing, or a number is not positive.
+    """
+
+    def __new__(
+        cls,
+        *,
+        compute: tuple[float, float, float, float],
+        tiers: Mapping[str, tuple[float, float]],
+    ) -> Self: ...
+    def note_step(self, tokens: float, pairs: float, read: float, seconds: float) -> None:
+        """Learns that a step took so many seconds. Leave out steps that waited for a load.
+
+        Args:
+            tokens: New tokens of all requests.
+            pairs: Pairs of a new token and one before it in its request: for ``n`` new tokens
+                behind ``p`` others ``n * (p + n / 2)``.
+            read: Tokens of all requests whose keys and values are read, the new ones included.
+            seconds: How long it took.
+        """
+
+    def note_load(self, tier: str, size: float, seconds: float) -> None:
+        """Learns that a load took so many seconds.
+
+        Args:
+            tier: ``dram``, ``log`` or ``far``.
+            size: Bytes of the load, and those that were queued for the tier before it.
+            seconds: How long it took.
+
+        Raises:
+            InvalidError: There is no such tier.
+        """
+
+    def request_s(self, begin: float, end: float, chunk: float) -> float:
+        """Returns the seconds in which a request computes its tokens ``begin`` to ``end``.
+
+        Args:
+            begin: Tokens before.
+            end: Tokens afterwards.
+            chunk: Tokens that a step computes at most.
+        """
+
+    def load_s(self, tier: str, size: float) -> float:
+        """Returns the seconds that most loads of so many bytes do not exceed.
+
+        Args:
+            tier: ``dram``, ``log`` or ``far``.
+            size: Bytes.
+
+        Raises:
+            InvalidError: There is no such tier.
+        """
+
+    def choose(
+        self,
+        runs: Sequence[tuple[str, int]],
+        *,
+        block_bytes: float,
+        block_tokens: float,
+        computed: float,
+        prompt: float,
+        chunk: float,
+        layers: float,
+        guard_s: float,
+        most_overlapped: int = 0,
+        most_copied: int = 0,
+        most_wait_s: float = ...,
+        backlog_s: float = 0.0,
+        waiting: int = 0,
+        queued: tuple[float, float, float] = ...,
+    ) -> LoadChoice:
+        """Chooses how many leading blocks of a prompt to load.
+
+        Args:
+            runs: Consecutive blocks with their tiers, from the first one that is not computed.
+            block_bytes: Bytes of a block, on one worker.
+            block_tokens: Tokens of a block.
+            computed: Tokens that the engine has already.
+            prompt: Tokens of the prompt.
+            chunk: Tokens of one request that a step computes at most.
+            layers: Layers of the model.
+            guard_s: Seconds by which the first token may come later than without us.
+            most_overlapped: Leading blocks for which a step may wait, if there are at most so many;
+                0 if it must not wait.
+            most_copied: Of these, leading blocks that are copied and not read.
+            most_wait_s: Seconds for which a step may wait, beyond what it computes if blocks are
+                read.
+            backlog_s: Seconds that the engine computes for requests before this one.
+            waiting: Requests that wait behind this one; their first tokens count as well.
+            queued: Bytes that are queued for ``dram``, ``log`` and ``far``.
+
+        Raises:
+            InvalidError: There is no such tier.
+        """
+
+    def explain(self) -> dict[str, Any]:
+        """Returns everything that was learned.
+
+        Returns:
+            ``compute`` and one entry for each tier, each with ``coefficients`` in seconds,
+            ``measured`` (how often), ``drifts`` (how often the work has changed), and ``low`` and
+            ``high`` (factors between what is expected and what most measurements exceed, or do not
+            exceed); and ``trials``: requests that measured a tier again.
+        """
+
+@final
+class LoadChoice:
+    """What to load of a prompt, from :meth:`CostModel.choose`."""
+
+    @property
+    def blocks(self) -> int:
+        """How many leading blocks; 0 for none."""
+    @property
+    def overlapped(self) -> bool:
+        """Whether a step waits for each layer of them; otherwise the request waits."""
+    @property
+    def first_token_s(self) -> float:
+        """Seconds until the first token, as predicted."""
+    @property
+    def computed_s(self) -> float:
+        """Seconds until the first token if nothing is loaded."""
+    @property
+    def loaded_s(self) -> float:
+        """Seconds until the first token if all blocks are loaded."""
+    @property
+    def is_trial(self) -> bool:
+        """Whether the load measures a tier again; give it up after the guard."""
 
 @final
 class Gpu:

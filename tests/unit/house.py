@@ -27,7 +27,7 @@ ARROWS: dict[str, set[str]] = {
     "store": {"core", "policy", "arena", "io", "extent", "far", "log", "index"},
     "serve": {"core", "arena", "io", "store"},
     "cuda": {"core", "io"},
-    "py": {"store", "serve", "cuda"},
+    "py": {"policy", "store", "serve", "cuda"},
     "fake-cuda": set(),
     "sim": {"core", "policy", "arena", "io", "extent", "far", "log", "index", "store", "serve"},
 }
@@ -45,7 +45,7 @@ PACKAGES = {"dalsegno": "python", "dalsegno_bench": "bench"}
 RUST_LINES = 600
 PYTHON_LINES = 400
 # What a user installs and an auditor reads: python/dalsegno without the contract of the border.
-PRODUCT_LINES = 15_100
+PRODUCT_LINES = 15_900
 FUNCTION_LINES = 50
 # rustfmt wraps code at 100, but neither comments nor texts.
 RUST_COLUMNS = 120

@@ -17,6 +17,7 @@ mod limits;
 mod namespace;
 mod shape;
 mod stopped;
+mod tier;
 mod units;
 
 pub use choices::{Admission, DramAdmission, Durability, EngineChoice, FarWrite, IndexChoice};
@@ -32,6 +33,7 @@ pub use limits::{Limits, SpaceFacts};
 pub use namespace::{Namespace, NamespaceBuilder};
 pub use shape::Shape;
 pub use stopped::Stopped;
+pub use tier::BlockTier;
 pub use units::{format_bytes, parse_bytes};
 
 /// Alignment of everything on a device, in bytes: offsets, lengths and buffers of direct I/O.

@@ -8,6 +8,7 @@
 
 mod admission;
 pub mod breaker;
+pub mod first_token;
 pub mod fluid;
 mod lists;
 pub mod merging;

@@ -13,6 +13,7 @@ mod access;
 mod allocation;
 mod arguments;
 mod buffers;
+mod costs;
 mod errors;
 mod far;
 mod gpu;
@@ -50,6 +51,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<namespace::PyNamespace>()?;
     module.add_class::<lease::PyLease>()?;
     module.add_class::<allocation::PyAllocation>()?;
+    module.add_class::<costs::PyCostModel>()?;
+    module.add_class::<costs::PyLoadChoice>()?;
     module.add_class::<gpu::PyGpu>()?;
     module.add_class::<gpu::PyGpuPoint>()?;
     module.add_class::<pages::PyPagedMemory>()?;

@@ -45,9 +45,9 @@ pub use api::store::Store;
 pub use counters::{MergeStats, ScrubStats};
 pub use dalsegno_core::IndexTuning;
 pub use dalsegno_core::{
-    Admission, ChainHash, Compression, Config, DramAdmission, Durability, EngineChoice, Error,
-    ErrorKind, FarWrite, IndexChoice, KvLayout, Limits, Namespace, NamespaceBuilder, NamespaceId,
-    Result, StoreId, format_bytes, parse_bytes, to_hex,
+    Admission, BlockTier, ChainHash, Compression, Config, DramAdmission, Durability, EngineChoice,
+    Error, ErrorKind, FarWrite, IndexChoice, KvLayout, Limits, Namespace, NamespaceBuilder,
+    NamespaceId, Result, StoreId, format_bytes, parse_bytes, to_hex,
 };
 pub use dalsegno_extent::offline::{Inspection, ShownField, ShownPart, ShownRecord};
 pub use dalsegno_extent::{Cause, CompressionStats};
@@ -77,7 +77,6 @@ pub use read::lease::{Acquired, Lease, LeasedBlock};
 pub use read::outcome::{GetReport, Outcome};
 pub use sizes::{check_blocks, check_get, check_pages};
 pub use state::arena::ArenaBacking;
-pub use state::speeds::BlockTier;
 pub use stats::Stats;
 pub use terms::{Cancel, Terms};
 pub use tuning::tuner::{DecisionRow, IndexStats};

@@ -5,6 +5,7 @@
 
 #[path = "../../../io/tests/common/dose.rs"]
 mod dose;
+mod first_token_model;
 mod merging_properties;
 mod recency_properties;
 mod reclaim_properties;

@@ -1,8 +1,9 @@
 //! From which tiers the blocks of a chain would be read.
 
+use dalsegno_core::BlockTier;
 use serde::Serialize;
 
-use crate::state::speeds::{BlockTier, TierSpeeds};
+use crate::state::speeds::TierSpeeds;
 
 /// Consecutive blocks that one tier would serve.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

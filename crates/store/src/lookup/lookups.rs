@@ -14,7 +14,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{ChainHash, Clock, Deadline, NamespaceId, Result};
+use dalsegno_core::{BlockTier, ChainHash, Clock, Deadline, NamespaceId, Result};
 use dalsegno_index::Scope;
 
 use crate::block_key::BlockKey;
@@ -24,7 +24,7 @@ use crate::counters::{Counters, add};
 use crate::device::Watched;
 use crate::lookup::locate::{Located, located};
 use crate::namespaces::table::NamespaceTable;
-use crate::state::speeds::{BlockTier, TierSpeeds};
+use crate::state::speeds::TierSpeeds;
 
 /// How long a lookup may wait for files of the index. A working disk responds within some milliseconds. Blocks that are
 /// not found in time count as absent.

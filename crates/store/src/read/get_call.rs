@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{ChainHash, DramAdmission, Namespace};
+use dalsegno_core::{BlockTier, ChainHash, DramAdmission, Namespace};
 use dalsegno_extent::SliceSink;
 use dalsegno_io::Call;
 
@@ -15,7 +15,6 @@ use crate::state::arena::ReservedPlace;
 use crate::state::dram::Leaving;
 use crate::state::held_block::HeldBlock;
 use crate::state::recent_removals::RemovalMark;
-use crate::state::speeds::BlockTier;
 
 /// What a get asks for.
 pub(super) struct GetCall<'a> {

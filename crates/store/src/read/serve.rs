@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dalsegno_core::ChainHash;
+use dalsegno_core::{BlockTier, ChainHash};
 use dalsegno_index::Run;
 
 use crate::blocks::finder::FoundBlocks;
@@ -12,7 +12,6 @@ use crate::read::get_call::GetCall;
 use crate::read::plan::positions_of;
 use crate::state::dram::Leaving;
 use crate::state::held_block::HeldBlock;
-use crate::state::speeds::BlockTier;
 
 /// Serves the blocks that DRAM holds. Reserves places for blocks to be leased that it does not hold.
 pub(super) fn serve_from_dram(get: &GetCall<'_>, found: &FoundBlocks, blocks: &mut [GetBlock]) {

@@ -11,7 +11,7 @@ use crate::read::get_call::GetCall;
 use crate::read::outcome::Outcome;
 use crate::read::tier_read::TierResults;
 use crate::state::held_block::HeldBlock;
-use crate::state::speeds::BlockTier;
+use dalsegno_core::BlockTier;
 
 /// Applies what the log returned. Damaged blocks leave the index; blocks that the device failed to read are noted.
 pub(super) fn settle_log(

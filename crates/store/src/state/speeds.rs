@@ -2,25 +2,13 @@
 
 use std::time::Duration;
 
+use dalsegno_core::BlockTier;
 use parking_lot::Mutex;
-use serde::Serialize;
 
 /// How far one sample moves the median.
 const MEDIAN_STEP: f64 = 1.05;
 /// The weight of earlier samples in the bandwidth after each new one.
 const KEPT: f64 = 0.9;
-
-/// Where a block is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum BlockTier {
-    /// The memory of the store.
-    Dram,
-    /// The local disk.
-    Log,
-    /// The far directory.
-    Far,
-}
 
 /// Recent reads of a tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -1,0 +1,195 @@
+//! How many leading blocks of a request to load, and how.
+//!
+//! 1. The chosen plan is predicted to give the first token no later than computing everything, and no later than
+//!    loading everything, but for what a small gain is not worth.
+//! 2. Of the plans that others wait for, the one is chosen after which all first tokens together come soonest, if the
+//!    request's own one comes no later than behind those before it without us.
+//! 3. The work of a decision is bounded, whatever the blocks are in.
+//!
+//! # Two ways to load
+//!
+//! *Ahead*: the request waits for its blocks, and the engine computes others. *Overlapped*: a step waits for each layer
+//! of the blocks before it computes that layer. With `L` layers, a load of `r` seconds and a step of `c`, both uniform
+//! over the layers, the step ends after `max(r + c / L, r / L + c)`: either the last layer is computed after it has
+//! arrived, or the first one has arrived before all are computed.
+
+use super::compute::ComputeModel;
+
+/// Positions that are tried in addition to the borders of runs.
+const TRIED: usize = 24;
+/// Runs whose borders are tried.
+const MOST_RUNS: usize = 16;
+/// A plan must gain this part of the guard to be worth its trouble.
+const LEAST_GAIN: f64 = 0.2;
+
+/// Blocks in a row that one tier has.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Run {
+    /// How many blocks.
+    pub blocks: usize,
+    /// Seconds before the first byte of the run arrives, with what is queued for its tier.
+    pub latency_s: f64,
+    /// Seconds that one more block takes.
+    pub block_s: f64,
+}
+
+/// A request whose leading blocks can be loaded.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Question<'a> {
+    /// Where its blocks are, from the first one that is not computed.
+    pub runs: &'a [Run],
+    /// Tokens of a block.
+    pub block_tokens: f64,
+    /// Tokens that the engine has already.
+    pub computed: f64,
+    /// Tokens of the prompt.
+    pub prompt: f64,
+    /// Tokens of one request that a step computes at most.
+    pub chunk: f64,
+    /// Layers of the model.
+    pub layers: f64,
+    /// For which blocks a step may wait.
+    pub overlap: Overlap,
+    /// Seconds that the engine computes for requests before this one.
+    pub backlog_s: f64,
+    /// Requests that wait behind this one.
+    pub waiting: f64,
+    /// Seconds by which the first token may come later than the model predicts without anything being wrong.
+    pub guard_s: f64,
+}
+
+/// The blocks for which a step may wait.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Overlap {
+    /// Leading blocks, if there are at most so many; 0 if no step may wait.
+    pub most_blocks: usize,
+    /// Of these, leading blocks that are copied and not read: what a step computes is not set against their load.
+    pub most_copied: usize,
+    /// Seconds for which a step may wait, beyond what it computes.
+    pub most_wait_s: f64,
+}
+
+/// How blocks are loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// The request waits for them.
+    Ahead,
+    /// A step waits for each layer of them.
+    Overlapped,
+}
+
+/// What to load.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LoadChoice {
+    /// How many leading blocks.
+    pub blocks: usize,
+    /// How.
+    pub way: Way,
+    /// Seconds until the first token, as predicted.
+    pub first_token_s: f64,
+    /// The same if nothing is loaded.
+    pub computed_s: f64,
+    /// The same if everything is loaded, in the better way.
+    pub loaded_s: f64,
+}
+
+/// The predicted times of a plan.
+#[derive(Clone, Copy, Debug)]
+struct LoadPlan {
+    blocks: usize,
+    way: Way,
+    first_token_s: f64,
+    /// In which the engine computes, or waits, for this request.
+    engine_s: f64,
+}
+
+/// Chooses how many leading blocks to load.
+#[must_use]
+pub fn choose(question: &Question<'_>, compute: &ComputeModel) -> LoadChoice {
+    let nothing = question.better(compute, 0);
+    let total: usize = question.runs.iter().map(|run| run.blocks).sum();
+    let everything = question.better(compute, total);
+    let latest_s = nothing.first_token_s + question.backlog_s;
+    let cost = |plan: &LoadPlan| plan.first_token_s + question.waiting * plan.engine_s;
+    let mut best = nothing;
+    for blocks in question.positions(total) {
+        let plan = question.better(compute, blocks);
+        if plan.first_token_s <= latest_s && cost(&plan) < cost(&best) {
+            best = plan;
+        }
+    }
+    if cost(&nothing) - cost(&best) < LEAST_GAIN * question.guard_s {
+        best = nothing;
+    }
+    LoadChoice {
+        blocks: best.blocks,
+        way: best.way,
+        first_token_s: best.first_token_s,
+        computed_s: nothing.first_token_s,
+        loaded_s: everything.first_token_s,
+    }
+}
+
+impl Question<'_> {
+    /// The numbers of blocks to try: the borders of runs, and others at equal distances.
+    fn positions(&self, total: usize) -> impl Iterator<Item = usize> {
+        let ends = self.runs.iter().take(MOST_RUNS).scan(0, |end, run| {
+            *end += run.blocks;
+            Some(*end)
+        });
+        let between = (1..=TRIED).map(move |at| total * at / TRIED);
+        ends.chain(between).filter(|blocks| *blocks > 0)
+    }
+
+    /// The way of loading so many blocks after which the first token comes sooner.
+    fn better(&self, compute: &ComputeModel, blocks: usize) -> LoadPlan {
+        let load_s = self.load_s(blocks);
+        let from = self.computed + number(blocks) * self.block_tokens;
+        // The last token is computed in any case.
+        let from = from.min(self.prompt - 1.0).max(0.0);
+        let rest_s = compute.request_s(from, self.prompt, self.chunk);
+        let ahead =
+            LoadPlan { blocks, way: Way::Ahead, first_token_s: load_s + rest_s, engine_s: rest_s };
+        if blocks == 0 || blocks > self.overlap.most_blocks {
+            return ahead;
+        }
+        let end = (from + self.chunk).min(self.prompt);
+        let step_s = compute.request_s(from, end, self.chunk);
+        let beside_s = if blocks <= self.overlap.most_copied { 0.0 } else { step_s };
+        if load_s > self.overlap.most_wait_s + beside_s {
+            return ahead;
+        }
+        let layers = self.layers.max(1.0);
+        let overlapped_s = (load_s + step_s / layers).max(load_s / layers + step_s);
+        let all_s = overlapped_s + rest_s - step_s;
+        if all_s > ahead.first_token_s {
+            return ahead;
+        }
+        LoadPlan { blocks, way: Way::Overlapped, first_token_s: all_s, engine_s: all_s }
+    }
+
+    /// The seconds of computing that so many leading blocks save.
+    pub(super) fn saved_s(&self, compute: &ComputeModel, blocks: usize) -> f64 {
+        let end = self.computed + number(blocks) * self.block_tokens;
+        compute.request_s(self.computed, end, self.chunk)
+    }
+
+    /// The seconds in which so many leading blocks arrive.
+    fn load_s(&self, blocks: usize) -> f64 {
+        let (mut left, mut load_s) = (blocks, 0.0);
+        for run in self.runs {
+            let count = run.blocks.min(left);
+            if count == 0 {
+                break;
+            }
+            load_s += run.latency_s + number(count) * run.block_s;
+            left -= count;
+        }
+        load_s
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "far fewer blocks than 2^52")]
+fn number(blocks: usize) -> f64 {
+    blocks as f64
+}

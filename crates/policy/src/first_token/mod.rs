@@ -1,0 +1,15 @@
+//! Predicts when the first token of a request comes, and decides how many of its blocks to load.
+
+mod choice;
+mod compute;
+mod learned;
+mod model;
+mod regression;
+mod transfer;
+
+pub use choice::{LoadChoice, Overlap, Question, Run, Way, choose};
+pub use compute::{ComputeModel, ComputePrior, StepWork};
+pub use learned::Learned;
+pub use model::{CostModel, Reason, Situation, TierRun};
+pub use regression::Regression;
+pub use transfer::{TransferModel, TransferPrior};

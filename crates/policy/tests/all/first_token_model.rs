@@ -1,0 +1,97 @@
+//! The model of compute learns the measured layers of an H200, and choices keep their promises for any costs.
+
+use dalsegno_policy::first_token::{
+    ComputeModel, ComputePrior, Overlap, Question, Run, StepWork, choose,
+};
+use proptest::prelude::*;
+
+/// Milliseconds of one layer of Llama-3-8B on an H200, by tokens before (rows) and new tokens (columns).
+const NEW: [f64; 6] = [1.0, 16.0, 128.0, 512.0, 2048.0, 8192.0];
+const BEFORE: [f64; 6] = [0.0, 4096.0, 16_384.0, 32_768.0, 65_536.0, 122_880.0];
+const LAYER_MS: [[f64; 6]; 6] = [
+    [0.28, 0.29, 0.30, 0.44, 1.44, 7.57],
+    [0.32, 0.33, 0.29, 0.59, 1.93, 9.06],
+    [0.32, 0.31, 0.37, 0.98, 3.15, 13.8],
+    [0.30, 0.34, 0.48, 1.46, 4.64, 20.1],
+    [0.32, 0.46, 0.69, 2.35, 7.56, 31.4],
+    [0.51, 0.66, 1.09, 4.01, 13.0, 52.1],
+];
+
+/// A prior that is too slow by this factor.
+fn prior(factor: f64) -> ComputePrior {
+    ComputePrior {
+        step_s: 0.3e-3 * factor,
+        token_s: 0.8e-6 * factor,
+        pair_s: 4e-11 * factor,
+        read_s: 2e-9 * factor,
+    }
+}
+
+#[test]
+fn the_measured_layers_are_learned_from_any_prior() {
+    for factor in [0.2, 1.0, 5.0] {
+        let mut model = ComputeModel::new(prior(factor));
+        for round in 0..5 {
+            for cell in 0..36 {
+                let at = (cell * 7 + round * 5) % 36;
+                let (row, column) = (at / 6, at % 6);
+                let work = StepWork::of_request(NEW[column], BEFORE[row]);
+                model.note(work, LAYER_MS[row][column] / 1e3);
+            }
+        }
+        let mut errors = Vec::new();
+        for (row, before) in BEFORE.iter().enumerate() {
+            for (column, new) in NEW.iter().enumerate() {
+                let found = model.step_s(StepWork::of_request(*new, *before));
+                errors.push((found * 1e3 / LAYER_MS[row][column] - 1.0).abs());
+            }
+        }
+        errors.sort_by(f64::total_cmp);
+        assert!(errors[18] < 0.11, "from {factor}: the median error is {}", errors[18]);
+        assert!(errors[35] < 0.22, "from {factor}: the worst error is {}", errors[35]);
+    }
+}
+
+fn runs() -> impl Strategy<Value = Vec<Run>> {
+    let run = (1_usize..300, 0.0..0.1, 0.0..0.02).prop_map(|(blocks, latency_s, block_s)| Run {
+        blocks,
+        latency_s,
+        block_s,
+    });
+    proptest::collection::vec(run, 1..5)
+}
+
+proptest! {
+    #[test]
+    fn a_choice_is_never_slower_than_computing_or_loading_all_by_more_than_the_guard(
+        runs in runs(),
+        factor in 0.01_f64..100.0,
+        computed in 0_u32..100,
+        more in 1_u32..5000,
+        chunk in 64_u32..8192,
+        most_blocks in 0_usize..1000,
+        most_copied in 0_usize..1000,
+        most_wait_s in 0.0..1.0,
+    ) {
+        let blocks: usize = runs.iter().map(|run| run.blocks).sum();
+        let block_tokens = 16.0;
+        let computed = f64::from(computed) * block_tokens;
+        let prompt = computed + f64::from(u32::try_from(blocks).unwrap()) * block_tokens + f64::from(more);
+        let question = Question {
+            runs: &runs,
+            block_tokens,
+            computed,
+            prompt,
+            chunk: f64::from(chunk),
+            layers: 32.0,
+            overlap: Overlap { most_blocks, most_copied, most_wait_s },
+            backlog_s: 0.0,
+            waiting: 0.0,
+            guard_s: 0.005,
+        };
+        let choice = choose(&question, &ComputeModel::new(prior(factor)));
+        prop_assert!(choice.first_token_s <= choice.computed_s + 1e-12);
+        prop_assert!(choice.first_token_s <= choice.loaded_s + 0.005);
+        prop_assert!(choice.blocks <= blocks);
+    }
+}

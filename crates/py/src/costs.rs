@@ -1,0 +1,263 @@
+//! `CostModel` and `LoadChoice`.
+
+use std::collections::HashMap;
+
+use dalsegno_policy::first_token::{
+    ComputePrior, CostModel, Learned, LoadChoice, Overlap, Question, Reason, Situation, StepWork,
+    TierRun, TransferPrior, Way,
+};
+use dalsegno_store::BlockTier;
+use parking_lot::Mutex;
+use pyo3::prelude::*;
+use serde_json::{Value, json};
+
+use crate::errors::InvalidError;
+use crate::json::to_python;
+
+/// What is known of an engine and its store: how fast it computes, and how fast each tier loads.
+///
+/// It learns from measurements, and decides how many leading blocks of a prompt to load. It reads
+/// no clock and does no I/O.
+///
+/// Args:
+///     compute: Seconds that are assumed until steps were measured: of a step, of a token, of a
+///         pair of tokens, and of a token that is read.
+///     tiers: For ``dram``, ``log`` and ``far``: seconds before the first byte, and bytes per
+///         second, until loads were measured.
+///
+/// Raises:
+///     InvalidError: A tier is missing, or a number is not positive.
+#[pyclass(name = "CostModel", module = "dalsegno._native", frozen)]
+pub(crate) struct PyCostModel {
+    model: Mutex<CostModel>,
+}
+
+/// What to load of a prompt, from :meth:`CostModel.choose`.
+#[pyclass(name = "LoadChoice", module = "dalsegno._native", frozen)]
+pub(crate) struct PyLoadChoice {
+    choice: LoadChoice,
+    reason: Reason,
+}
+
+#[pymethods]
+impl PyLoadChoice {
+    /// How many leading blocks; 0 for none.
+    #[getter]
+    fn blocks(&self) -> usize {
+        self.choice.blocks
+    }
+
+    /// Whether a step waits for each layer of them; otherwise the request waits.
+    #[getter]
+    fn overlapped(&self) -> bool {
+        self.choice.way == Way::Overlapped
+    }
+
+    /// Seconds until the first token, as predicted.
+    #[getter]
+    fn first_token_s(&self) -> f64 {
+        self.choice.first_token_s
+    }
+
+    /// Seconds until the first token if nothing is loaded.
+    #[getter]
+    fn computed_s(&self) -> f64 {
+        self.choice.computed_s
+    }
+
+    /// Seconds until the first token if all blocks are loaded.
+    #[getter]
+    fn loaded_s(&self) -> f64 {
+        self.choice.loaded_s
+    }
+
+    /// Whether the load measures a tier again; give it up after the guard.
+    #[getter]
+    fn is_trial(&self) -> bool {
+        self.reason == Reason::Trial
+    }
+}
+
+fn tier_of(name: &str) -> PyResult<BlockTier> {
+    let found = BlockTier::ALL.into_iter().find(|tier| tier.name() == name);
+    found.ok_or_else(|| InvalidError::new_err(format!("a tier is dram, log or far, got {name:?}")))
+}
+
+fn positive(name: &str, value: f64) -> PyResult<f64> {
+    if value.is_finite() && value > 0.0 {
+        return Ok(value);
+    }
+    Err(InvalidError::new_err(format!("{name} must be a positive number, got {value:?}")))
+}
+
+/// What was learned of one kind of work.
+fn explained<const TERMS: usize>(learned: &Learned<TERMS>, names: [&str; TERMS]) -> Value {
+    let coefficients: HashMap<&str, f64> =
+        names.into_iter().zip(learned.coefficients().iter().copied()).collect();
+    let (low, high) = learned.spread();
+    json!({
+        "coefficients": coefficients,
+        "measured": learned.measured(),
+        "drifts": learned.drifts(),
+        "low": low,
+        "high": high,
+    })
+}
+
+#[pymethods]
+impl PyCostModel {
+    #[new]
+    #[pyo3(signature = (*, compute, tiers))]
+    #[expect(clippy::needless_pass_by_value, reason = "Python's arguments are extracted by value")]
+    fn new(compute: (f64, f64, f64, f64), tiers: HashMap<String, (f64, f64)>) -> PyResult<Self> {
+        let prior = ComputePrior {
+            step_s: positive("the time of a step", compute.0)?,
+            token_s: positive("the time of a token", compute.1)?,
+            pair_s: positive("the time of a pair", compute.2)?,
+            read_s: positive("the time of a token that is read", compute.3)?,
+        };
+        let tier = |tier: BlockTier| {
+            let found = tiers.get(tier.name()).copied();
+            let missing = || InvalidError::new_err(format!("{} is missing in tiers", tier.name()));
+            let (latency_s, bytes_per_s) = found.ok_or_else(missing)?;
+            Ok::<_, PyErr>(TransferPrior {
+                latency_s: positive("the latency of a tier", latency_s)?,
+                bytes_per_s: positive("the bytes per second of a tier", bytes_per_s)?,
+            })
+        };
+        let [dram, log, far] = BlockTier::ALL;
+        let tiers = [tier(dram)?, tier(log)?, tier(far)?];
+        Ok(Self { model: Mutex::new(CostModel::new(prior, tiers)) })
+    }
+
+    /// Learns that a step took so many seconds. Leave out steps that waited for a load.
+    ///
+    /// Args:
+    ///     tokens: New tokens of all requests.
+    ///     pairs: Pairs of a new token and one before it in its request: for ``n`` new tokens
+    ///         behind ``p`` others ``n * (p + n / 2)``.
+    ///     read: Tokens of all requests whose keys and values are read, the new ones included.
+    ///     seconds: How long it took.
+    fn note_step(&self, tokens: f64, pairs: f64, read: f64, seconds: f64) {
+        self.model.lock().note_step(StepWork { tokens, pairs, read }, seconds);
+    }
+
+    /// Learns that a load took so many seconds.
+    ///
+    /// Args:
+    ///     tier: ``dram``, ``log`` or ``far``.
+    ///     size: Bytes of the load, and those that were queued for the tier before it.
+    ///     seconds: How long it took.
+    ///
+    /// Raises:
+    ///     InvalidError: There is no such tier.
+    fn note_load(&self, tier: &str, size: f64, seconds: f64) -> PyResult<()> {
+        self.model.lock().note_load(tier_of(tier)?, size, seconds);
+        Ok(())
+    }
+
+    /// Returns the seconds in which a request computes its tokens ``begin`` to ``end``.
+    ///
+    /// Args:
+    ///     begin: Tokens before.
+    ///     end: Tokens afterwards.
+    ///     chunk: Tokens that a step computes at most.
+    fn request_s(&self, begin: f64, end: f64, chunk: f64) -> f64 {
+        self.model.lock().compute().request_s(begin, end, chunk)
+    }
+
+    /// Returns the seconds that most loads of so many bytes do not exceed.
+    ///
+    /// Args:
+    ///     tier: ``dram``, ``log`` or ``far``.
+    ///     size: Bytes.
+    ///
+    /// Raises:
+    ///     InvalidError: There is no such tier.
+    fn load_s(&self, tier: &str, size: f64) -> PyResult<f64> {
+        Ok(self.model.lock().tier(tier_of(tier)?).load_s(size))
+    }
+
+    /// Chooses how many leading blocks of a prompt to load.
+    ///
+    /// Args:
+    ///     runs: Consecutive blocks with their tiers, from the first one that is not computed.
+    ///     block_bytes: Bytes of a block, on one worker.
+    ///     block_tokens: Tokens of a block.
+    ///     computed: Tokens that the engine has already.
+    ///     prompt: Tokens of the prompt.
+    ///     chunk: Tokens of one request that a step computes at most.
+    ///     layers: Layers of the model.
+    ///     guard_s: Seconds by which the first token may come later than without us.
+    ///     most_overlapped: Leading blocks for which a step may wait, if there are at most so many;
+    ///         0 if it must not wait.
+    ///     most_copied: Of these, leading blocks that are copied and not read.
+    ///     most_wait_s: Seconds for which a step may wait, beyond what it computes if blocks are
+    ///         read.
+    ///     backlog_s: Seconds that the engine computes for requests before this one.
+    ///     waiting: Requests that wait behind this one; their first tokens count as well.
+    ///     queued: Bytes that are queued for ``dram``, ``log`` and ``far``.
+    ///
+    /// Raises:
+    ///     InvalidError: There is no such tier.
+    #[pyo3(signature = (
+        runs, *, block_bytes, block_tokens, computed, prompt, chunk, layers, guard_s,
+        most_overlapped=0, most_copied=0, most_wait_s=f64::INFINITY, backlog_s=0.0, waiting=0, queued=(0.0, 0.0, 0.0)
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "named in Python")]
+    fn choose(
+        &self,
+        runs: Vec<(String, usize)>,
+        block_bytes: f64,
+        block_tokens: f64,
+        computed: f64,
+        prompt: f64,
+        chunk: f64,
+        layers: f64,
+        guard_s: f64,
+        most_overlapped: usize,
+        most_copied: usize,
+        most_wait_s: f64,
+        backlog_s: f64,
+        waiting: u32,
+        queued: (f64, f64, f64),
+    ) -> PyResult<PyLoadChoice> {
+        let run = |(tier, blocks): (String, usize)| Ok(TierRun { tier: tier_of(&tier)?, blocks });
+        let runs: Vec<TierRun> = runs.into_iter().map(run).collect::<PyResult<_>>()?;
+        let question = Question {
+            runs: &[],
+            block_tokens,
+            computed,
+            prompt,
+            chunk: positive("chunk", chunk)?,
+            layers,
+            overlap: Overlap { most_blocks: most_overlapped, most_copied, most_wait_s },
+            backlog_s,
+            waiting: f64::from(waiting),
+            guard_s,
+        };
+        let queued = [queued.0, queued.1, queued.2];
+        let situation = Situation { runs: &runs, block_bytes, queued, question };
+        let (choice, reason) = self.model.lock().choose(&situation);
+        Ok(PyLoadChoice { choice, reason })
+    }
+
+    /// Returns everything that was learned.
+    ///
+    /// Returns:
+    ///     ``compute`` and one entry for each tier, each with ``coefficients`` in seconds,
+    ///     ``measured`` (how often), ``drifts`` (how often the work has changed), and ``low`` and
+    ///     ``high`` (factors between what is expected and what most measurements exceed, or do not
+    ///     exceed); and ``trials``: requests that measured a tier again.
+    fn explain<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let model = self.model.lock();
+        let compute =
+            explained(model.compute().learned(), ["step_s", "token_s", "pair_s", "read_s"]);
+        let mut all = json!({ "compute": compute, "trials": model.trials() });
+        for tier in BlockTier::ALL {
+            let learned = model.tier(tier).learned();
+            all[tier.name()] = explained(learned, ["latency_s", "byte_s"]);
+        }
+        to_python(py, &all)
+    }
+}
