@@ -9,7 +9,18 @@ from typing import Annotated
 import typer
 
 from dalsegno import DalsegnoError, __version__
-from dalsegno.cli import demo, doctor, info, inspect, ls, output, prune, serve, verify
+from dalsegno.cli import (
+    demo,
+    doctor,
+    info,
+    inspect,
+    ls,
+    output,
+    profile,
+    prune,
+    serve,
+    verify,
+)
 from dalsegno.cli.commands import Commands, help_of
 
 # What a command could not do, as opposed to what it found.
@@ -27,6 +38,7 @@ app = typer.Typer(
 )
 _demo = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 _far = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+_profile = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
 
 def _print_version(wanted: bool) -> None:  # noqa: FBT001 - typer calls it
@@ -62,6 +74,9 @@ app.add_typer(_demo, name="demo")
 _far.callback(help=help_of(doctor.far))(doctor.far)
 _far.command("doctor", help=help_of(doctor.doctor))(doctor.doctor)
 app.add_typer(_far, name="far")
+_profile.callback(help=help_of(profile.profile))(profile.profile)
+_profile.command("show", help=help_of(profile.profile_show))(profile.profile_show)
+app.add_typer(_profile, name="profile")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
