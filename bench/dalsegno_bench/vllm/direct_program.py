@@ -84,9 +84,12 @@ class _Engine:
 
 def _forbid_reads() -> None:
     """Lets requests wait for blocks that are not in the pool."""
-    from dalsegno.integrations.vllm.direct import choice
+    from dalsegno.integrations.vllm.direct.space import RankNamespaces
 
-    choice.StepRule.read_s = lambda *_: 0.0  # type: ignore[method-assign]
+    # What the constructor sets is not kept.
+    RankNamespaces.most_by_layer = property(  # type: ignore[assignment]
+        lambda _: 0, lambda *_: None
+    )
 
 
 def _time_step_loads() -> dict[str, float]:

@@ -75,7 +75,7 @@ def count_hooks() -> Counter[str]:
 
         setattr(DirectWorker, name, call)
 
-    counted("begin_step", lambda plan: int(plan.tokens > 0))
+    counted("begin_step", lambda plan: int(plan.work is not None))
     counted("wait_for_layer", lambda _: 1)
     counted("save_layer", lambda _: 1)
     return counts

@@ -100,7 +100,8 @@ class Rig:
             "cpu_bytes_to_use": "8MiB",
             "enable_kv_events": pages_per_block == 1,
         }
-        extra |= {"path_to_engine": "direct", "max_step_load_s": 60.0, **settings}
+        extra |= {"path_to_engine": "direct", "load_policy": "always", "keep_profile": False}
+        extra |= {"max_step_load_s": 60.0, **settings}
         self.is_served = str(extra["path"]).startswith(SOCKET_PREFIX)
         known = ConnectorSettings.of_extra(expand(extra, on_cpu=True))
         known = dataclasses.replace(known, identity=tiers.IDENTITY)
@@ -133,7 +134,7 @@ class Rig:
 
     def read_in_steps(self) -> None:
         """Lets no blocks be leased, so that steps read them."""
-        self.scheduler._lease = lambda *_: ()  # type: ignore[method-assign]
+        self.scheduler._offers._lease = lambda *_: ()  # type: ignore[method-assign]
 
     @property
     def namespaces(self) -> list[Any]:

@@ -35,6 +35,8 @@ def connector(path: str, path_to_engine: str) -> dict[str, Any]:
         "kv_connector_extra_config": {
             "path": path,
             "path_to_engine": path_to_engine,
+            "load_policy": "always",
+            "keep_profile": False,
             "capacity": CAPACITY_BLOCKS * BLOCK_BYTES,
             "cpu_bytes_to_use": 40 * BLOCK_BYTES,
             "enable_kv_events": True,

@@ -11,6 +11,7 @@ from tests.integration.fake_gpu import FakeGpu
 from tests.integration.vllm.direct_pages import PAGE, Caches, prefix_name
 
 import dalsegno
+from dalsegno.integrations.vllm.direct.clocks import HostClock
 from dalsegno.integrations.vllm.direct.layout import CacheShape
 from dalsegno.integrations.vllm.direct.memory import GpuMemory
 
@@ -36,7 +37,7 @@ class GpuCaches(Caches):
     def describe(self, caches: Mapping[str, torch.Tensor], shape: CacheShape) -> GpuMemory:
         """Describes the cache of a rank to the store."""
         own = dalsegno.Gpu(library=self._gpu.path, piece_bytes=PIECE_BYTES)
-        return GpuMemory(own, lambda: self._gpu.stream, caches, shape)
+        return GpuMemory(own, lambda: self._gpu.stream, caches, shape, HostClock())
 
     def _halves(self, rank: int, key: str, page: int) -> list[int]:
         """The addresses of the keys and of the values of a block."""

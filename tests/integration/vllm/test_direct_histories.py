@@ -27,6 +27,7 @@ def any_rig(make_rig: Callable[..., Rig], choose: random.Random, **settings: Any
         max_step_load_s=choose.choice([60.0, 1e-9]),
         failed_load_pause_s=choose.choice([30.0, 0.001]),
         pages_per_block=choose.choice([1, 2]),
+        load_policy=choose.choice(["always", "always", "auto"]),
         **settings,
     )
     if choose.random() < 0.5:

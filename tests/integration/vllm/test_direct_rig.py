@@ -166,14 +166,14 @@ def test_blocks_are_read_inside_a_step_and_those_that_are_gone_are_computed(
         rig.ask(name, PROMPT)
         rig.settle()
     assert (rig.counts["step_loaded"], rig.counts["taken_back"]) == (10, 0)
-    offer = rig.scheduler._offer
+    offer = rig.scheduler._offers.make
 
     def promise_and_evict(*arguments: Any) -> Any:
         promised = offer(*arguments)
         rig.namespaces[-1].remove([prefix_name(PROMPT[: 7 * TOKENS])])
         return promised
 
-    monkeypatch.setattr(rig.scheduler, "_offer", promise_and_evict)
+    monkeypatch.setattr(rig.scheduler._offers, "make", promise_and_evict)
     rig.forget()
     rig.ask("third", PROMPT)
     rig.settle()

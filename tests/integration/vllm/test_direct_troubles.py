@@ -71,7 +71,7 @@ def test_all_loads_of_a_step_delay_it_together_for_a_bounded_time(
     rig.settle()
     rig.forget()
     # Reading may take as long as the step computes.
-    rig.scheduler._rule._computing._s_per_unit = 1.0
+    rig.scheduler._offers.decider._step_s = lambda *_: 10.0  # type: ignore[method-assign]
     rig.hooks_run = hooks_run
     for worker in rig.workers:
         worker._begin_load = lambda job: HangingLoad(job.timeout_s)  # type: ignore[method-assign]

@@ -22,6 +22,7 @@ from dalsegno.integrations.vllm.direct.planned import PlannedSaves
 from dalsegno.integrations.vllm.direct.requests import DirectRequest
 from dalsegno.integrations.vllm.direct.step import (
     BlockSpace,
+    LoadEnd,
     LoadJob,
     LoadWay,
     SaveJob,
@@ -185,7 +186,7 @@ def test_a_cache_of_unknown_layout_loads_and_saves_nothing(engine: Engine) -> No
     engine.worker = worker
     load = LoadJob(1, "request", chain(1), [3], 1.0, 1.0, LoadWay.COPY, lease=object())
     report = engine.run(StepPlan(loads=[load], saves=[engine.save(chain(1), [4])]))
-    assert (report.copied, report.loads) == ({1: [False]}, {1: [0]})
+    assert (report.copied, report.loads) == ({1: [False]}, {1: [LoadEnd(0)]})
     assert "counts 16 blocks" in report.refusal
     assert worker.take_invalid() == {3}
 

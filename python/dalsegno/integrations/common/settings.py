@@ -95,6 +95,17 @@ def text(name: str, value: object, most: int = 1024) -> str:
     raise InvalidError(f"{name} is {value!r}; it must be text of at most {most} bytes in UTF-8")
 
 
+def one_of(*allowed: str) -> Check:
+    """Returns a check that a value is one of some words."""
+
+    def check(name: str, value: object) -> str:
+        if value in allowed:
+            return str(value)
+        raise InvalidError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}")
+
+    return check
+
+
 def mapping(name: str, value: object) -> dict[str, Any]:
     """Checks a dictionary with text as keys."""
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):

@@ -34,6 +34,10 @@ _COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "loaded_blocks": ("Blocks loaded from the store.", ()),
     "loaded_bytes": ("Bytes loaded from the store.", ()),
+    "load_declined_blocks": (
+        "Blocks that were found and not loaded, as computing them is faster.",
+        (),
+    ),
     "load_failed_blocks": ("Blocks that were found and could not be loaded.", ()),
     "stored_blocks": ("Blocks written to the store.", ()),
     "stored_bytes": ("Bytes written to the store.", ()),

@@ -18,6 +18,7 @@ from dalsegno.integrations.common.settings import (
     check_keys,
     count,
     mapping,
+    one_of,
     seconds,
     switch,
     text,
@@ -55,7 +56,14 @@ DIRECT_KEY = "dalsegno_direct"
 PATHS = ("direct", "tiered", "auto")
 _TIER_ONLY = ("identity", "locality", "options_fingerprint")
 # Of `DalsegnoConnector`, not of its tier.
-_CONNECTOR_ONLY = ("path_to_engine", "max_step_load_s")
+_CONNECTOR_ONLY = (
+    "path_to_engine",
+    "max_step_load_s",
+    "load_policy",
+    "load_guard_s",
+    "load_objective",
+    "keep_profile",
+)
 
 
 def _locality(name: str, value: object) -> str:
@@ -63,13 +71,6 @@ def _locality(name: str, value: object) -> str:
     if value in ("LOCAL", "REMOTE"):
         return str(value)
     raise InvalidError(f"{name} is {value!r}; it must be LOCAL or REMOTE")
-
-
-def _path(name: str, value: object) -> str:
-    """Checks which way blocks take to vLLM's KV cache."""
-    if value in PATHS:
-        return str(value)
-    raise InvalidError(f"{name} is {value!r}; it must be one of {', '.join(PATHS)}")
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,13 @@ class ConnectorSettings(TierSettings):
             `direct` from the pool of the store, or `auto`: `direct` if the engine can take it. Each
             has blocks of its own.
         max_step_load_s: Seconds for which a load may delay a step; longer ones run between steps.
+        load_policy: Which blocks are loaded: `auto`, as many as bring the first token sooner;
+            `always`, all; `never`, none.
+        load_guard_s: Seconds by which a first token may come later than without us; at least 2% of
+            it are allowed.
+        load_objective: What `auto` makes short: `latency`, the first token of each request;
+            `throughput`, what the engine computes; `auto`, the first unless requests wait.
+        keep_profile: Whether what was learned of costs is kept for the next engine of the kind.
         offload_prompt_only: As vLLM's: whether only blocks of prompts are stored.
         pool_bytes: Memory of the pool on the direct path, if `dram` does not say: vLLM's
             `cpu_bytes_to_use`.
@@ -149,13 +157,21 @@ class ConnectorSettings(TierSettings):
 
     path_to_engine: str = "tiered"
     max_step_load_s: float = 0.05
+    load_policy: str = "auto"
+    load_guard_s: float = 0.005
+    load_objective: str = "auto"
+    keep_profile: bool = True
     offload_prompt_only: bool = True
     pool_bytes: int = 0
 
     CHECKS: ClassVar[Mapping[str, Check]] = {
         **TierSettings.CHECKS,
-        "path_to_engine": _path,
+        "path_to_engine": one_of(*PATHS),
         "max_step_load_s": seconds,
+        "load_policy": one_of("auto", "always", "never"),
+        "load_guard_s": seconds,
+        "load_objective": one_of("auto", "latency", "throughput"),
+        "keep_profile": switch,
         "offload_prompt_only": switch,
         "pool_bytes": byte_count,
     }

@@ -1,4 +1,4 @@
-"""Whether an engine takes the direct path, and whether a load may run inside a step.
+"""Whether an engine takes the direct path, and whether its steps may wait for loads.
 
 Both are fixed rules, each behind one function.
 """
@@ -12,18 +12,8 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from dalsegno.integrations.common.settings import byte_count
 from dalsegno.integrations.vllm import compat
-from dalsegno.integrations.vllm.direct.step import StepReport, Work
 from dalsegno.integrations.vllm.settings import ConnectorSettings
 from dalsegno.paths import SOCKET_PREFIX
-
-# What copying from places, and reading, are assumed to bring until they were measured, in bytes per
-# second.
-COPY_SPEED = 4e9
-READ_SPEED = 1e9
-# So much longer than expected may a load inside a step take that reads.
-MARGIN = 1.5
-# A step with fewer tokens decodes.
-PROMPT_TOKENS = 64
 
 
 class Platform(enum.Enum):
@@ -144,77 +134,3 @@ def most_tokens(scheduler_config: Any) -> int:
     # vLLM leaves out a limit that is 0.
     least: int = min(limit for limit in limits if limit)
     return least
-
-
-class StepRule:
-    """Decides which loads run inside a step, and so delay all requests of the step.
-
-    Attributes:
-        most_s: Seconds that all such loads of a step may take, beyond the compute that they overlap
-            if they are read.
-    """
-
-    def __init__(self, most_s: float) -> None:
-        """Starts with assumed speeds: nobody knows yet how long tokens take."""
-        self.most_s = most_s
-        self._copying, self._reading, self._computing = (
-            Speed(1 / COPY_SPEED),
-            Speed(1 / READ_SPEED),
-            Speed(0.0),
-        )
-
-    def allows_copy(self, size: int) -> bool:
-        """Whether a step waits only a short time for so many bytes to be copied from places."""
-        return self._copying.time(size) <= self.most_s
-
-    def read_s(self, size: int, tokens: int) -> float:
-        """Returns how long a load inside a step may take that reads; 0 if it may not.
-
-        Args:
-            size: Bytes of all such loads of the step.
-            tokens: Tokens that the step computes meanwhile.
-        """
-        most = self.most_s + self._computing.time(tokens)
-        return most if MARGIN * self._reading.time(size) <= most else 0.0
-
-    def note(self, report: StepReport) -> None:
-        """Learns from a step."""
-        self._copying.relax()
-        self._reading.relax()
-        self._copying.note(report.copying)
-        self._reading.note(report.reading)
-        # Loads that ended early took at least so long: nothing becomes faster by them.
-        self._copying.note(report.failed_copying, only_slower=True)
-        self._reading.note(report.failed_reading, only_slower=True)
-        # What a step takes in any case says nothing about prompts.
-        if report.computing.amount >= PROMPT_TOKENS:
-            self._computing.note(report.computing)
-
-
-class Speed:
-    """How long work takes, as measured lately."""
-
-    def __init__(self, s_per_unit: float) -> None:
-        """Starts with an assumed time, in seconds."""
-        self._assumed = self._s_per_unit = s_per_unit
-
-    def relax(self) -> None:
-        """Forgets a little, so that what was slow once is tried again."""
-        self._s_per_unit += (self._assumed - self._s_per_unit) / 1024
-
-    def note(self, work: Work, *, only_slower: bool = False) -> None:
-        """Learns from work.
-
-        Args:
-            work: What was done.
-            only_slower: Whether it counts only if it took longer than expected.
-        """
-        if not work.amount:
-            return
-        difference = work.seconds / work.amount - self._s_per_unit
-        if difference > 0 or not only_slower:
-            self._s_per_unit += difference / 8
-
-    def time(self, amount: int) -> float:
-        """Returns the seconds that work takes."""
-        return amount * self._s_per_unit

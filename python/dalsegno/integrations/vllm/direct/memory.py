@@ -16,6 +16,7 @@ from vllm.logger import init_logger
 
 import dalsegno
 from dalsegno.integrations.vllm.direct import layout
+from dalsegno.integrations.vllm.direct.clocks import GpuClock, HostClock, StepClock
 
 logger = init_logger("vllm.dalsegno")
 
@@ -27,11 +28,13 @@ class CacheMemory(Protocol):
         pages: Its pages, as the store knows them.
         copies_layers: Whether a layer of a save is copied as soon as vLLM comes to it.
         held_bytes: Bytes of saves that may wait to be put; then no more are copied.
+        clock: Measures how long steps compute.
     """
 
     pages: dalsegno.PagedMemory
     copies_layers: bool
     held_bytes: int
+    clock: StepClock
 
     def use(self, namespace: Any) -> None:
         """Prepares copies between the cache and the store of a namespace; called at each step."""
@@ -64,6 +67,7 @@ class HostMemory:
             UnknownLayoutError: The pages cannot be described.
         """
         self.pages = layout.paged_memory(caches, shape)
+        self.clock: StepClock = HostClock()
 
     def use(self, namespace: Any) -> None:
         """Nothing has to be prepared."""
@@ -94,6 +98,7 @@ class GpuMemory:
         stream: Callable[[], int],
         caches: Mapping[str, torch.Tensor],
         shape: layout.CacheShape,
+        clock: StepClock,
     ) -> None:
         """Describes it.
 
@@ -102,11 +107,12 @@ class GpuMemory:
             stream: Returns the number of the stream in which vLLM computes.
             caches: The tensor of each layer, by its name.
             shape: Where the blocks are.
+            clock: Measures steps in that stream.
 
         Raises:
             UnknownLayoutError: The pages cannot be described.
         """
-        self._gpu, self._stream = gpu, stream
+        self._gpu, self._stream, self.clock = gpu, stream, clock
         self.pages = layout.paged_memory(caches, shape, gpu)
         # Only their addresses are known to the store: this keeps the memory.
         self._caches = dict(caches)
@@ -156,4 +162,7 @@ def of_engine(caches: Mapping[str, torch.Tensor], shape: layout.CacheShape) -> C
     if device.type == "cpu":
         return HostMemory(caches, shape)
     gpu = dalsegno.Gpu(index=device.index or 0)
-    return GpuMemory(gpu, lambda: torch.cuda.current_stream(device).cuda_stream, caches, shape)
+    clock = GpuClock(device)
+    return GpuMemory(
+        gpu, lambda: torch.cuda.current_stream(device).cuda_stream, caches, shape, clock
+    )

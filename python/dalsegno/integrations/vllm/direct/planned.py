@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dalsegno.integrations.vllm.direct.requests import DirectRequest
-from dalsegno.integrations.vllm.direct.step import LoadJob, SaveJob, StepPlan, StepReport
+from dalsegno.integrations.vllm.direct.step import LoadEnd, LoadJob, SaveJob, StepPlan, StepReport
 
 # Blocks whose failed loads are remembered.
 MOST_FAILING = 4096
@@ -36,7 +36,7 @@ class PlannedLoad:
             behind them depends on them.
         first: Position of its first block in the prompt.
         leases: The blocks in their places, by namespace, if they are loaded inside a step.
-        counts: How many leading blocks the workers have brought that have ended.
+        ends: What the workers say that have ended it.
         was_refused: Whether a worker did not begin it, as too many transfers were queued.
     """
 
@@ -46,13 +46,19 @@ class PlannedLoad:
     pages: list[int]
     first: int
     leases: Sequence[Any]
-    counts: list[int] = field(default_factory=list)
+    ends: list[LoadEnd] = field(default_factory=list)
     was_refused: bool = False
 
     @property
     def loaded(self) -> int:
         """How many leading blocks are there on all workers."""
-        return min(self.counts)
+        return min(end.count for end in self.ends)
+
+    @property
+    def seconds(self) -> float:
+        """How long it took on the slowest worker; 0 if it did not begin on all of them."""
+        times = [end.seconds for end in self.ends]
+        return max(times) if all(times) else 0.0
 
 
 class PlannedLoads:
@@ -115,13 +121,13 @@ class PlannedLoads:
     def take(self, report: StepReport) -> list[PlannedLoad]:
         """Takes what workers report; returns the loads that have ended on all of them."""
         ended = []
-        for number, counts in report.loads.items():
+        for number, ends in report.loads.items():
             planned = self._running.get(number)
             if planned is None:
                 continue
-            planned.counts += counts
+            planned.ends += ends
             planned.was_refused |= number in report.refused
-            if len(planned.counts) >= self._workers:
+            if len(planned.ends) >= self._workers:
                 ended.append(self._end(number))
         return ended
 
@@ -138,7 +144,7 @@ class PlannedLoads:
         failed = job.chain[planned.loaded : planned.loaded + 1]
         # A load inside a step has little time, and one that did not begin has no fault: they say
         # nothing about their blocks.
-        says_nothing = job.is_in_step or planned.was_refused
+        says_nothing = job.is_in_step or job.is_trial or planned.was_refused
         is_bad = not says_nothing and number > self.void_up_to
         if is_bad and len(self._failing) < MOST_FAILING:
             self._failing.update((name, now + self._pause_s) for name in failed)

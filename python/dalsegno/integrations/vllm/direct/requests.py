@@ -21,8 +21,11 @@ class Offer:
         way: When and from where they are loaded.
         timeout_s: Seconds that the load may take.
         wait_s: Seconds for which its step waits for all of its loads, before this one fails.
+        runs: The tiers of the blocks.
+        saved_s: Seconds of computing that the load saves, as predicted.
         leases: The blocks in their places, by namespace, if they are copied inside the step.
         is_void: Whether they must not be loaded any more.
+        is_trial: Whether the load measures a tier: if it is given up, that says nothing.
     """
 
     first: int
@@ -30,8 +33,11 @@ class Offer:
     way: LoadWay
     timeout_s: float
     wait_s: float = 0.0
+    runs: Sequence[tuple[str, int]] = ()
+    saved_s: float = 0.0
     leases: Sequence[Any] = ()
     is_void: bool = False
+    is_trial: bool = False
 
 
 @dataclass
@@ -47,6 +53,8 @@ class DirectRequest:
         next_save: Position of the first block that is neither loaded nor saved.
         stored_end: Position behind the last block that it has loaded or stored.
         counted: Whether its blocks were counted as looked up.
+        declined: Whether those were counted that are not worth loading.
+        saved_s: What loads of others had saved when it arrived.
         deferred_s: How long it has waited for loads of other requests.
         deferred_at: Since when it waits for one; None if it does not.
         was_refused: Whether a load of it was not begun: it does not try another one.
@@ -63,6 +71,8 @@ class DirectRequest:
     next_save: int = 0
     stored_end: int = 0
     counted: bool = False
+    declined: bool = False
+    saved_s: float = 0.0
     deferred_s: float = 0.0
     deferred_at: float | None = None
     was_refused: bool = False

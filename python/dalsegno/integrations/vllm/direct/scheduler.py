@@ -17,29 +17,32 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.utils import yield_req_data
 from vllm.logger import init_logger
-from vllm.platforms import current_platform
 
 from dalsegno.integrations.vllm import inputs, metrics
 from dalsegno.integrations.vllm.calls import Calls
-from dalsegno.integrations.vllm.direct import choice, space
+from dalsegno.integrations.vllm.direct import offering, space
 from dalsegno.integrations.vllm.direct.announcing import Announcer
 from dalsegno.integrations.vllm.direct.planned import PlannedLoad, PlannedLoads, PlannedSaves
-from dalsegno.integrations.vllm.direct.requests import DirectRequest, Offer
-from dalsegno.integrations.vllm.direct.space import DirectStore, RankNamespaces
-from dalsegno.integrations.vllm.direct.step import LoadJob, LoadWay, StepPlan, StepReport
+from dalsegno.integrations.vllm.direct.requests import DirectRequest
+from dalsegno.integrations.vllm.direct.space import DirectStore
+from dalsegno.integrations.vllm.direct.step import (
+    LoadJob,
+    LoadWay,
+    StepPlan,
+    StepReport,
+    StepWork,
+)
 from dalsegno.integrations.vllm.settings import FAIL_WARNING, ConnectorSettings
 
 logger = init_logger("vllm.dalsegno")
 
 # How often a request tries again to save blocks that were given up.
 MOST_RETRIES = 8
-# How long a step waits for copies from places. They take milliseconds.
-IN_PLACE_S = 1.0
 
 
 class DirectScheduler:
@@ -61,19 +64,14 @@ class DirectScheduler:
         self._requests: dict[str, DirectRequest] = {}
         self._meter = metrics.Meter()
         self._refusals = inputs.Refusals()
-        self._rule = choice.StepRule(settings.max_step_load_s)
         self._plan = StepPlan()
-        self._in_steps = choice.loads_in_steps(vllm_config, choice.platform_of(current_platform))
-        self._most_tokens = choice.most_tokens(vllm_config.scheduler_config)
-        # Bytes of the step loads that are planned, on each worker.
-        self._step_bytes = 0
         ranks = config.parallel.world_size
         self._loads = PlannedLoads(ranks, settings.failed_load_pause_s)
         self._saves = PlannedSaves(len(space.names_of_ranks(config)))
         self._store = DirectStore(settings, config, self._void)
+        self._offers = offering.create(settings, vllm_config, self._store, self._meter)
         self._calls = Calls(self._meter, self._store.report_poisoned)
         self._announcer = Announcer(settings, config, self._store.tokens, self._meter)
-        self._can_take_back = False
         self._evict: Callable[[set[int]], None] = lambda _: None
         self._has_prefix_cache = vllm_config.cache_config.enable_prefix_caching
         self._pages_per_block = config.cache.blocks_per_chunk
@@ -91,7 +89,7 @@ class DirectScheduler:
         """
         evict = getattr(cache, "evict_blocks", None)
         if evict is not None:
-            self._evict, self._can_take_back = evict, True
+            self._evict, self._offers.can_take_back = evict, True
 
     def on_new_request(self, request: Any) -> None:
         """Starts to remember what is known about a request, unless it must not use the store."""
@@ -101,7 +99,8 @@ class DirectScheduler:
             self._refusals.note(str(error))
             self._meter.count("bypassed_requests")
             return
-        self._requests[request.request_id] = DirectRequest(request, content)
+        state = self._requests[request.request_id] = DirectRequest(request, content)
+        self._offers.arrive(state)
 
     def matched_tokens(self, request: Any, computed: int) -> tuple[int | None, bool]:
         """Returns how many tokens can be loaded behind the computed ones, and whether it waits.
@@ -138,52 +137,17 @@ class DirectScheduler:
             return 0, False
         state.deferred_at = None
         wanted = self._loads.without_failing(wanted)
-        if not wanted:
-            return 0, False
         found = len(wanted)
         for namespace in ranks.values():
-            found = namespace.probe(wanted[:found])
-        if not state.counted:
+            found = namespace.probe(wanted[:found]) if found else 0
+        if wanted and not state.counted:
             state.counted = True
             self._meter.count("lookup_blocks", found, "hit")
             self._meter.count("lookup_blocks", len(wanted) - found, "miss")
         if not found:
             return 0, False
-        state.offer = self._offer(ranks, state, computed // tokens, found)
-        return found * tokens, state.offer.way is LoadWay.AHEAD
-
-    def _offer(self, ranks: RankNamespaces, state: DirectRequest, first: int, count: int) -> Offer:
-        """Decides how blocks are loaded."""
-        size = self._step_bytes + count * self._store.block_bytes
-        chain = state.names[first : first + count]
-        most_s = self._settings.load_timeout_s
-        if not (self._in_steps and self._can_take_back):
-            return Offer(first, count, LoadWay.AHEAD, most_s)
-        if not state.was_short and self._rule.allows_copy(size):
-            if leases := self._lease(ranks, chain):
-                wait_s = max(IN_PLACE_S, 2 * self._rule.most_s)
-                return Offer(first, count, LoadWay.COPY, wait_s, wait_s, leases)
-            state.was_short = True
-        left = state.request.num_tokens - (first + count) * self._store.tokens
-        may_read = count <= ranks.most_by_layer
-        read_s = self._rule.read_s(size, min(left, self._most_tokens)) if may_read else 0.0
-        if read_s:
-            return Offer(first, count, LoadWay.READ, min(read_s, most_s), self._rule.most_s)
-        return Offer(first, count, LoadWay.AHEAD, most_s)
-
-    def _lease(self, ranks: RankNamespaces, chain: list[bytes]) -> Sequence[Any]:
-        """Returns blocks in their places, if all are there on all ranks."""
-        leases = []
-        for namespace in ranks.values():
-            # Asked first: a lease would make room for blocks that are not in places.
-            if all(run["tier"] == "dram" for run in namespace.locate(chain)):
-                leases.append(namespace.lease(chain, timeout_s=ranks.lease_s))
-                if len(leases[-1]) == len(chain):
-                    continue
-            for lease in leases:
-                lease.release()
-            return ()
-        return leases
+        offer = state.offer = self._offers.make(ranks, state, computed // tokens, found)
+        return (0, False) if offer is None else (offer.count * tokens, offer.way is LoadWay.AHEAD)
 
     def allocated(self, request: Any, pages: list[int], tokens: int) -> None:
         """Plans the load of what a request was promised, now that it has blocks.
@@ -197,6 +161,8 @@ class DirectScheduler:
         if state is None:
             return
         offer, state.offer = state.offer, None
+        if tokens:
+            self._offers.waiting.discard(request.request_id)
         if offer is None or not tokens:
             return
         count = min(offer.count, tokens // self._store.tokens)
@@ -211,6 +177,7 @@ class DirectScheduler:
             way=offer.way,
             lease=offer.leases[0] if offer.leases else None,
             is_void=offer.is_void,
+            is_trial=offer.is_trial,
         )
         per_block = self._hashes_per_block
         hashes = request.block_hashes[offer.first * per_block : end * per_block]
@@ -219,10 +186,10 @@ class DirectScheduler:
             PlannedLoad(job, state, list(map(bytes, hashes)), behind, offer.first, offer.leases)
         )
         state.next_save = max(state.next_save, end)
+        self._offers.begin(job.number, offer, count)
         self._plan.loads.append(job)
         self._plan.must_drain |= self._saves.read(job.pages)
         if job.is_in_step:
-            self._step_bytes += count * self._store.block_bytes
             self._meter.count("step_loads")
 
     def plan(self, output: Any) -> StepPlan:
@@ -231,7 +198,7 @@ class DirectScheduler:
         Args:
             output: vLLM's `SchedulerOutput`.
         """
-        plan, self._plan, self._step_bytes = self._plan, StepPlan(), 0
+        plan, self._plan = self._plan, StepPlan()
         plan.void_loads = self._loads.void_up_to
         self._calls.safely("build_connector_meta", lambda: self._plan_saves(plan, output), None)
         return plan
@@ -239,7 +206,7 @@ class DirectScheduler:
     def _plan_saves(self, plan: StepPlan, output: Any) -> None:
         ranks = self._store.ranks
         plan.space = None if ranks is None else ranks.space
-        plan.tokens = sum(output.num_scheduled_tokens.values())
+        plan.work = self._work(output.num_scheduled_tokens)
         dropped = sorted(self._saves.decide(plan), key=lambda save: save.job.first, reverse=True)
         # The first one of each request.
         for save in {save.request.request.request_id: save for save in dropped}.values():
@@ -256,15 +223,28 @@ class DirectScheduler:
                 computed = state.request.num_computed_tokens + count
                 self._plan_save(plan, state, computed, ranks.most_saved)
 
+    def _work(self, scheduled: Mapping[str, int]) -> StepWork | None:
+        """Returns what a step computes; None for nothing, or if it has unknown requests."""
+        tokens, pairs, read = 0, 0.0, 0
+        for request_id, count in scheduled.items():
+            if (state := self._requests.get(request_id)) is None:
+                return None
+            before = state.request.num_computed_tokens
+            tokens, read = tokens + count, read + before + count
+            pairs += count * (before + count / 2)
+        return StepWork(tokens, pairs, read) if tokens else None
+
     def _note_pages(self, plan: StepPlan, output: Any) -> None:
         """Notes which blocks vLLM gave to requests in this step, or took from them."""
         preempted = set(getattr(output, "preempted_req_ids", None) or ())
         for request_id in preempted & self._requests.keys():
             self._requests[request_id].forget_pages()
+            self._offers.waiting.add(request_id)
         for request_id, groups, is_resumed in yield_req_data(output):
             given = groups[0] if groups else []
             # Also blocks of requests that keep away from the store are written.
             plan.must_drain |= self._saves.read(given)
+            self._offers.waiting.discard(request_id)
             if state := self._requests.get(request_id):
                 if is_resumed and state.pages:
                     # A version that does not say when it takes blocks.
@@ -299,7 +279,8 @@ class DirectScheduler:
         report = getattr(output, "kv_connector_worker_meta", None)
         if not isinstance(report, StepReport):
             return
-        self._rule.note(report)
+        for step in report.steps:
+            self._offers.decider.note_step(step)
         if report.refusal:
             self._store.refuse(report.refusal)
         for load in self._loads.take(report):
@@ -324,11 +305,15 @@ class DirectScheduler:
     def _end_load(self, load: PlannedLoad) -> None:
         """Notes what a load has brought."""
         job, loaded = load.job, load.loaded
+        is_whole = loaded == len(job.chain)
+        self._offers.decider.end_load(job.number, load.seconds, is_whole=is_whole)
         self._meter.count("loaded_blocks", loaded)
-        self._meter.count("loaded_bytes", sum(load.counts) * self._store.block_bytes)
+        self._meter.count(
+            "loaded_bytes", sum(end.count for end in load.ends) * self._store.block_bytes
+        )
         self._meter.count("load_failed_blocks", len(job.chain) - loaded)
         self._announce(load.request, load.first, load.first + loaded)
-        if loaded == len(job.chain):
+        if is_whole:
             return
         state = load.request
         state.was_refused |= load.was_refused
@@ -357,6 +342,7 @@ class DirectScheduler:
     def finished(self, request: Any) -> None:
         """Forgets a request."""
         state = self._requests.pop(request.request_id, None)
+        self._offers.waiting.discard(request.request_id)
         ranks = self._store.ranks
         if ranks is None or state is None or not state.names:
             return
@@ -393,4 +379,5 @@ class DirectScheduler:
 
     def close(self) -> None:
         """Closes the store; no transfer may be in flight."""
+        self._offers.decider.close()
         self._store.close()

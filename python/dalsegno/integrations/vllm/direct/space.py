@@ -84,6 +84,7 @@ class DirectStore:
         layers: Layers of a block.
         slice_bytes: Bytes of one layer of one block.
         tokens: Tokens of a block.
+        place: The directory of the store, or the socket of its server.
     """
 
     def __init__(
@@ -108,11 +109,11 @@ class DirectStore:
         self._settings, self._config, self._refusal = settings, config, ""
         shape = {"layers": self.layers, "slice_bytes": self.slice_bytes}
         self._shape = {**shape, **codec_of(settings, config.model.dtype)}
-        self._place, self._opening = spaces.place(settings, config), _opening(settings)
-        self._backend = Backend(self._place, self._opening, self._prepare, "vLLM", logger)
+        self.place, self._opening = spaces.place(settings, config), _opening(settings)
+        self._backend = Backend(self.place, self._opening, self._prepare, "vLLM", logger)
         self._guard = doors.guard(self._backend, config.engine_id, on_mixed)
         ranks = self.ranks
-        is_served = self._place.startswith(SOCKET_PREFIX) if ranks is None else ranks.is_served
+        is_served = self.place.startswith(SOCKET_PREFIX) if ranks is None else ranks.is_served
         logger.info(
             "Dalsegno copies blocks directly into vLLM's KV cache: blocks of %d tokens, %s.",
             self.tokens,
@@ -183,7 +184,7 @@ class DirectStore:
         def namespaces(store: Any, epoch: Mapping[str, str]) -> RankNamespaces:
             names = names_of_ranks(self._config)
             ranks = tuple({**fields, "rank": name, **epoch} for name in names)
-            space = BlockSpace(self._place, self._opening, ranks, self._shape)
+            space = BlockSpace(self.place, self._opening, ranks, self._shape)
             return RankNamespaces(store, space, self.block_bytes)
 
         return namespaces

@@ -64,6 +64,7 @@ class LoadJob:
         way: When and from where they are loaded.
         lease: The blocks in their places, for a worker in the process of the scheduler's half.
         is_void: Whether the blocks must not be loaded any more: the load fails.
+        is_trial: Whether it measures a tier: if it fails, that says nothing of its blocks.
     """
 
     number: int
@@ -75,6 +76,7 @@ class LoadJob:
     way: LoadWay = LoadWay.AHEAD
     lease: Any = None
     is_void: bool = False
+    is_trial: bool = False
 
     @property
     def is_in_step(self) -> bool:
@@ -103,6 +105,21 @@ class SaveJob:
     pages: list[int]
 
 
+@dataclass(frozen=True)
+class StepWork:
+    """What a step computes.
+
+    Attributes:
+        tokens: New tokens of all requests.
+        pairs: Pairs of a new token and one before it in its request.
+        read: Tokens of all requests whose keys and values are read, the new ones included.
+    """
+
+    tokens: float
+    pairs: float
+    read: float
+
+
 @dataclass
 class StepPlan(KVConnectorMetadata):  # type: ignore[misc]
     """What one step loads and saves.
@@ -118,7 +135,7 @@ class StepPlan(KVConnectorMetadata):  # type: ignore[misc]
         must_drain: Whether all copies of saves must end before the step: blocks that are being
             saved were given to others.
         space: Where the blocks are; None if nothing may be loaded or stored.
-        tokens: Tokens that the step computes.
+        work: What the step computes; None for nothing.
     """
 
     loads: list[LoadJob] = field(default_factory=list)
@@ -128,28 +145,33 @@ class StepPlan(KVConnectorMetadata):  # type: ignore[misc]
     void: list[int] = field(default_factory=list)
     must_drain: bool = False
     space: BlockSpace | None = None
-    tokens: int = 0
+    work: StepWork | None = None
 
 
 @dataclass(frozen=True)
-class Work:
-    """How much was done in which time; of several workers, what the slowest one did.
+class StepTime:
+    """How long a step computed.
 
     Attributes:
-        amount: Bytes or tokens.
-        seconds: The time.
+        work: What.
+        seconds: Without the time for which it waited.
     """
 
-    amount: int = 0
+    work: StepWork
+    seconds: float
+
+
+@dataclass(frozen=True)
+class LoadEnd:
+    """What one worker says of a load that has ended.
+
+    Attributes:
+        count: How many leading blocks it has brought.
+        seconds: How long it took; 0 if it did not begin.
+    """
+
+    count: int
     seconds: float = 0.0
-
-    def __add__(self, other: Work) -> Work:
-        """Returns what one worker did, one after the other."""
-        return Work(self.amount + other.amount, self.seconds + other.seconds)
-
-    def slower(self, other: Work) -> Work:
-        """Returns that of two workers which took longer."""
-        return max(self, other, key=lambda one: one.seconds)
 
 
 @dataclass
@@ -157,27 +179,19 @@ class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
     """What the workers did in a step. The lists have an item for each worker that has come so far.
 
     Attributes:
-        loads: How many leading blocks a load has brought.
+        loads: How a load has ended.
         refused: Loads that were not begun, as too many transfers were queued.
         copied: Whether all layers of a save were copied; vLLM's blocks are not needed any more.
         puts: How many blocks of a save the store has taken, and how many it could not take.
-        copying: Bytes that were copied from places.
-        reading: Bytes that were read from wherever they were.
-        failed_copying: What such loads have brought that brought too little, at least a block.
-        failed_reading: The same for `reading`.
-        computing: Tokens of steps, without the time for which they waited.
+        steps: How long steps computed.
         refusal: Why a worker can neither load nor save; empty if all can.
     """
 
-    loads: dict[int, list[int]] = field(default_factory=dict)
+    loads: dict[int, list[LoadEnd]] = field(default_factory=dict)
     refused: set[int] = field(default_factory=set)
     copied: dict[int, list[bool]] = field(default_factory=dict)
     puts: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
-    copying: Work = Work()
-    reading: Work = Work()
-    failed_copying: Work = Work()
-    failed_reading: Work = Work()
-    computing: Work = Work()
+    steps: list[StepTime] = field(default_factory=list)
     refusal: str = ""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> StepReport:
@@ -188,11 +202,7 @@ class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
             self.refused | other.refused,
             _joined(self.copied, other.copied),
             _joined(self.puts, other.puts),
-            self.copying.slower(other.copying),
-            self.reading.slower(other.reading),
-            self.failed_copying.slower(other.failed_copying),
-            self.failed_reading.slower(other.failed_reading),
-            self.computing.slower(other.computing),
+            max(self.steps, other.steps, key=lambda steps: sum(one.seconds for one in steps)),
             self.refusal or other.refusal,
         )
 

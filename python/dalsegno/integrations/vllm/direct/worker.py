@@ -20,7 +20,13 @@ from dalsegno.integrations.common.trouble import Trouble
 from dalsegno.integrations.vllm.direct import layout, memory
 from dalsegno.integrations.vllm.direct.saving import WorkerSaves
 from dalsegno.integrations.vllm.direct.space import WorkerSpace
-from dalsegno.integrations.vllm.direct.step import LoadJob, LoadWay, StepPlan, StepReport, Work
+from dalsegno.integrations.vllm.direct.step import (
+    LoadEnd,
+    LoadJob,
+    LoadWay,
+    StepPlan,
+    StepReport,
+)
 
 logger = init_logger("vllm.dalsegno")
 
@@ -94,7 +100,7 @@ class DirectWorker:
         self._lease_until = 0.0
         # Up to which vLLM uses the blocks that the loads of this step fill.
         self._after: Any = None
-        self._step_started, self._waited_s = 0.0, 0.0
+        self._waited_s = 0.0
         self._void_loads = 0
         self._refusal = ""
         self._invalid: set[int] = set()
@@ -117,7 +123,9 @@ class DirectWorker:
         if plan.must_drain:
             self.drain()
         self._plan = plan
-        self._step_started, self._waited_s = time.monotonic(), 0.0
+        self._waited_s = 0.0
+        if self._memory is not None:
+            self._memory.clock.begin()
         self._void_loads = max(self._void_loads, plan.void_loads)
         self._namespace = self._space.find(plan.space)
         self._use_memory()
@@ -217,9 +225,8 @@ class DirectWorker:
             is_aborted: Whether the step has raised an exception.
         """
         self._end_step_loads()
-        if self._plan.tokens:
-            step_s = time.monotonic() - self._step_started - self._waited_s
-            self._report.computing += Work(self._plan.tokens, step_s)
+        if self._plan.work is not None and self._memory is not None and not is_aborted:
+            self._memory.clock.end(self._plan.work, self._waited_s)
         self._saves.end_step(has_computed=not is_aborted)
 
     def _end_step_loads(self) -> None:
@@ -240,29 +247,16 @@ class DirectWorker:
                 count = running.load.result()
             except Exception as error:  # noqa: BLE001 - its blocks are computed
                 self._log.log("load", error)
+        seconds = 0.0
         if running.load is not None and running.load.throttled:
             self._report.refused.add(job.number)
         elif running.load is not None:
-            self._note_speed(running, count)
+            ended = time.monotonic() if running.ended is None else running.ended
+            seconds = max(1e-9, ended - running.started)
         if running.is_late or job.number <= self._void_loads:
             count = 0
         self._invalid |= set(job.pages[count * self._per_block :])
-        self._report.loads[job.number] = [count]
-
-    def _note_speed(self, running: RunningLoad, count: int) -> None:
-        """Reports how long a load took, which has brought so many blocks."""
-        ended = time.monotonic() if running.ended is None else running.ended
-        work = Work(max(1, count) * self._block_bytes, ended - running.started)
-        is_copy, is_whole = running.job.way is LoadWay.COPY, count == len(running.job.chain)
-        report = self._report
-        if is_copy and is_whole:
-            report.copying += work
-        elif is_copy:
-            report.failed_copying += work
-        elif is_whole:
-            report.reading += work
-        else:
-            report.failed_reading += work
+        self._report.loads[job.number] = [LoadEnd(count, seconds)]
 
     def drain(self) -> None:
         """Waits until no save that may be put reads vLLM's blocks."""
@@ -287,6 +281,8 @@ class DirectWorker:
     def take_report(self) -> StepReport | None:
         """Returns what was done since the last call."""
         report, self._report = self._report, StepReport()
+        if self._memory is not None:
+            report.steps = self._memory.clock.take()
         return report or None
 
     def close(self) -> None:

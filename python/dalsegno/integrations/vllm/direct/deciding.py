@@ -1,0 +1,277 @@
+"""Decides how many blocks of a request are loaded, and how, from measured costs.
+
+1. With the policy `auto`, the first token is predicted to come no later than if nothing was loaded,
+   but for the guard: a request that costs no more may measure a tier again.
+2. A step waits for blocks at most `max_step_load_s` beyond what it computes meanwhile, as
+   predicted.
+3. Nothing here does I/O or waits.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dalsegno.integrations.vllm.direct.step import StepTime
+from dalsegno.integrations.vllm.settings import ConnectorSettings
+from dalsegno.profiles import Profile
+
+TIERS = ("dram", "log", "far")
+# The part of a first token that the guard allows, if that is more than `load_guard_s`.
+GUARD_PART = 0.02
+# With so many waiting requests, the first token of one may come later for the sake of all.
+BUSY = 4
+# Waiting requests that count as many as there can be, for the objective `throughput`.
+MANY_WAITING = 1_000_000
+
+Runs = Sequence[tuple[str, int]]
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What an engine computes and loads.
+
+    Attributes:
+        layers: Layers of the model.
+        block_bytes: Bytes of a block, on one worker.
+        block_tokens: Tokens of a block.
+        chunk: Tokens of one request that a step computes at most.
+    """
+
+    layers: int
+    block_bytes: int
+    block_tokens: int
+    chunk: int
+
+
+@dataclass
+class Wish:
+    """Blocks that a request could load.
+
+    Attributes:
+        runs: Their tiers, in order.
+        computed: Tokens that vLLM has itself.
+        prompt: Tokens of the request.
+        most_copied: Leading blocks that may be copied inside a step, from places.
+        most_read: Leading blocks that may be read inside a step.
+        waiting: Requests that wait behind this one.
+        saved_s: Seconds of computing that loads have saved while this one waited: without them it
+            would still wait.
+    """
+
+    runs: Runs
+    computed: int
+    prompt: int
+    most_copied: int = 0
+    most_read: int = 0
+    waiting: int = 0
+    saved_s: float = 0.0
+
+    @property
+    def blocks(self) -> int:
+        """How many there are."""
+        return sum(count for _, count in self.runs)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is loaded.
+
+    Attributes:
+        blocks: How many leading blocks.
+        in_step: Whether a step waits for them, not their request.
+        load_s: Seconds that most such loads do not exceed.
+        step_s: Seconds that the step behind them computes.
+        saved_s: Seconds of computing that they save.
+        is_trial: Whether it measures a tier again.
+    """
+
+    blocks: int
+    in_step: bool = False
+    load_s: float = 0.0
+    step_s: float = 0.0
+    saved_s: float = 0.0
+    is_trial: bool = False
+
+
+@dataclass
+class _Running:
+    """A load that has not ended: bytes by tier, and what was queued before it."""
+
+    sizes: dict[str, int]
+    queued: dict[str, int] = field(default_factory=dict)
+
+
+class LoadDecider:
+    """Decides for one engine.
+
+    Attributes:
+        model: What was learned of it.
+        engine: What the engine computes and loads.
+    """
+
+    def __init__(self, settings: ConnectorSettings, engine: Engine, profile: Profile) -> None:
+        """Starts with what earlier engines of the same kind have learned.
+
+        Args:
+            settings: Of the connector.
+            engine: What the engine computes and loads.
+            profile: What is known of it.
+        """
+        self._settings, self.engine, self._profile = settings, engine, profile
+        self.model: Any = profile.model()
+        self._running: dict[int, _Running] = {}
+
+    def decide(self, wish: Wish) -> Decision:
+        """Decides what is loaded of what could be."""
+        policy = self._settings.load_policy
+        if policy == "never" or not wish.blocks:
+            return Decision(0)
+        if policy == "always":
+            return self._always(wish)
+        choice = self._choose(wish)
+        decided = self._decision(wish, choice.blocks, in_step=choice.overlapped)
+        return Decision(**{**decided.__dict__, "is_trial": choice.is_trial})
+
+    def _choose(self, wish: Wish) -> Any:
+        engine, objective = self.engine, self._settings.load_objective
+        waiting, backlog_s = wish.waiting, wish.saved_s
+        if objective == "latency":
+            waiting = 0
+        elif objective == "throughput":
+            waiting, backlog_s = MANY_WAITING, math.inf
+        elif waiting >= BUSY:
+            backlog_s = math.inf
+        return self.model.choose(
+            wish.runs,
+            block_bytes=engine.block_bytes,
+            block_tokens=engine.block_tokens,
+            computed=wish.computed,
+            prompt=wish.prompt,
+            chunk=engine.chunk,
+            layers=engine.layers,
+            guard_s=self.guard_s(wish),
+            most_overlapped=max(wish.most_copied, wish.most_read),
+            most_copied=wish.most_copied,
+            most_wait_s=self._settings.max_step_load_s,
+            backlog_s=backlog_s,
+            waiting=waiting,
+            queued=tuple(self._queued(tier) for tier in TIERS),
+        )
+
+    def guard_s(self, wish: Wish) -> float:
+        """Returns by how many seconds the first token of a request may come later."""
+        computed_s = self.model.request_s(wish.computed, wish.prompt, self.engine.chunk)
+        return float(max(self._settings.load_guard_s, GUARD_PART * computed_s))
+
+    def _always(self, wish: Wish) -> Decision:
+        count = wish.blocks
+        is_allowed = count <= max(wish.most_copied, wish.most_read)
+        return self._decision(wish, count, in_step=is_allowed and self._may_wait(wish, count))
+
+    def _decision(self, wish: Wish, count: int, *, in_step: bool) -> Decision:
+        step_s = self._step_s(wish, count) if in_step else 0.0
+        end = wish.computed + count * self.engine.block_tokens
+        saved_s = self.model.request_s(wish.computed, end, self.engine.chunk)
+        return Decision(count, in_step, self._load_s(wish, count), step_s, saved_s)
+
+    def _may_wait(self, wish: Wish, count: int) -> bool:
+        """Whether a step may wait for so many blocks."""
+        # Copies take so little time that they are not set against what the step computes.
+        beside_s = 0.0 if count <= wish.most_copied else self._step_s(wish, count)
+        return self._load_s(wish, count) <= self._settings.max_step_load_s + beside_s
+
+    def _step_s(self, wish: Wish, count: int) -> float:
+        """Returns the seconds of the first step behind so many blocks."""
+        begin = wish.computed + count * self.engine.block_tokens
+        end = min(wish.prompt, begin + self.engine.chunk)
+        seconds: float = self.model.request_s(begin, end, self.engine.chunk)
+        return seconds
+
+    def _load_s(self, wish: Wish, count: int) -> float:
+        """Returns the seconds that most loads of so many leading blocks do not exceed."""
+        sizes = self._sizes(wish.runs, count)
+        times = [self.model.load_s(one, self._queued(one) + size) for one, size in sizes.items()]
+        return float(sum(times))
+
+    def _sizes(self, runs: Runs, count: int) -> dict[str, int]:
+        """Returns the bytes of leading blocks by tier."""
+        sizes: dict[str, int] = {}
+        for tier, blocks in runs:
+            taken = min(blocks, count)
+            if not taken:
+                break
+            sizes[tier] = sizes.get(tier, 0) + taken * self.engine.block_bytes
+            count -= taken
+        return sizes
+
+    def _queued(self, tier: str) -> int:
+        """Returns the bytes of loads under way that a tier has to bring."""
+        return sum(one.sizes.get(tier, 0) for one in self._running.values())
+
+    def begin_load(self, number: int, runs: Runs, count: int) -> None:
+        """Notes that a load of so many leading blocks begins."""
+        queued = {tier: self._queued(tier) for tier in TIERS}
+        self._running[number] = _Running(self._sizes(runs, count), queued)
+
+    def end_load(self, number: int, seconds: float, *, is_whole: bool) -> None:
+        """Learns how long a load took.
+
+        Args:
+            number: Of the load.
+            seconds: On the slowest worker; 0 if it did not begin.
+            is_whole: Whether it has brought all blocks: others took at least so long.
+        """
+        running = self._running.pop(number, None)
+        if running is None or not seconds or not running.sizes:
+            return
+        sizes = {tier: running.queued[tier] + size for tier, size in running.sizes.items()}
+        # What one load had of several tiers is set against the slowest one of them.
+        expected = {tier: self.model.load_s(tier, size) for tier, size in sizes.items()}
+        slowest = max(expected, key=lambda tier: expected[tier])
+        own_s = seconds - sum(expected[tier] for tier in expected if tier != slowest)
+        if own_s > 0 and (is_whole or own_s > expected[slowest]):
+            self.model.note_load(slowest, sizes[slowest], own_s)
+
+    def note_step(self, step: StepTime) -> None:
+        """Learns how long a step took."""
+        work = step.work
+        self.model.note_step(work.tokens, work.pairs, work.read, step.seconds)
+        self._profile.keep(self.model)
+
+    def close(self) -> None:
+        """Keeps what was learned for the next engine of the kind."""
+        self._profile.save(self.model)
+
+
+def merged(runs_of_ranks: Sequence[Sequence[Any]], found: int) -> list[tuple[str, int]]:
+    """Returns the tiers of leading blocks: of each block the slowest one among the ranks.
+
+    Args:
+        runs_of_ranks: What `Namespace.locate` says for each rank. Blocks that have left meanwhile
+            count as read from the log.
+        found: How many blocks all ranks had.
+    """
+    ends = [_ends(runs, found) for runs in runs_of_ranks]
+    borders = sorted({0, *(end for own in ends for end, _ in own)})
+    slowest = list[tuple[str, int]]()
+    for begin, end in itertools.pairwise(borders):
+        tiers = [next(tier for last, tier in own if begin < last) for own in ends]
+        tier = max(tiers, key=TIERS.index)
+        if slowest and slowest[-1][0] == tier:
+            slowest[-1] = (tier, slowest[-1][1] + end - begin)
+        else:
+            slowest.append((tier, end - begin))
+    return slowest
+
+
+def _ends(runs: Sequence[Any], found: int) -> list[tuple[int, str]]:
+    """Returns where the runs of one rank end, with their tiers; the last one ends at `found`."""
+    ends, end = list[tuple[int, str]](), 0
+    for run in runs:
+        end = min(found, end + run["blocks"])
+        ends.append((end, run["tier"]))
+    return ends if end == found else [*ends, (found, "log")]

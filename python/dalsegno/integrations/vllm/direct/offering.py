@@ -1,0 +1,207 @@
+"""What a request is promised of the blocks that the store has.
+
+1. A step waits for blocks only if vLLM is known to compute them again rightly when their load
+   fails: those in places under a lease, or those whose load is predicted to take little longer than
+   the step computes. All others are loaded before the request is scheduled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import vllm
+from vllm.platforms import current_platform
+
+from dalsegno import profiles
+from dalsegno.integrations.vllm.direct import choice
+from dalsegno.integrations.vllm.direct.deciding import Engine, LoadDecider, Wish, merged
+from dalsegno.integrations.vllm.direct.requests import DirectRequest, Offer
+from dalsegno.integrations.vllm.direct.space import DirectStore, RankNamespaces
+from dalsegno.integrations.vllm.direct.step import LoadWay
+from dalsegno.integrations.vllm.metrics import Meter
+from dalsegno.integrations.vllm.settings import ConnectorSettings
+
+# How long a step waits for copies from places. They take milliseconds.
+IN_PLACE_S = 1.0
+# A load that takes so many times longer than predicted is given up.
+PATIENCE = 4.0
+
+
+class Offers:
+    """Makes promises to requests.
+
+    Attributes:
+        decider: Decides how many blocks are loaded.
+        can_take_back: Whether blocks can be taken out of vLLM's own cache.
+        waiting: The requests that have no blocks yet.
+    """
+
+    def __init__(
+        self, settings: ConnectorSettings, decider: LoadDecider, meter: Meter, *, in_steps: bool
+    ) -> None:
+        """Starts without promises.
+
+        Args:
+            settings: Of the connector.
+            decider: Decides how many blocks are loaded.
+            meter: Counts blocks that are not loaded.
+            in_steps: Whether a step may wait for blocks.
+        """
+        self._settings, self.decider, self._meter = settings, decider, meter
+        self._in_steps, self.can_take_back = in_steps, False
+        self.waiting: set[str] = set()
+        # Seconds of computing that loads have saved so far.
+        self._saved_s = 0.0
+
+    def make(
+        self, ranks: RankNamespaces, state: DirectRequest, first: int, count: int
+    ) -> Offer | None:
+        """Decides how blocks of a request are loaded; None if they are not.
+
+        Args:
+            ranks: The namespaces of the engine.
+            state: The request.
+            first: Position of the first block that vLLM does not have.
+            count: How many leading blocks from there on all ranks have.
+        """
+        chain = state.names[first : first + count]
+        runs = merged([namespace.locate(chain) for namespace in ranks.values()], count)
+        wish = self._wish(ranks, state, runs, first)
+        offer = self._offer(ranks, state, wish, first)
+        declined = count - (0 if offer is None else offer.count)
+        if declined and not state.declined:
+            state.declined = True
+            self._meter.count("load_declined_blocks", declined)
+        return offer
+
+    def _wish(
+        self, ranks: RankNamespaces, state: DirectRequest, runs: list[tuple[str, int]], first: int
+    ) -> Wish:
+        """Returns what a request could load."""
+        each = self.decider.engine.block_tokens
+        wish = Wish(runs, first * each, state.request.num_tokens)
+        wish.waiting = len(self.waiting - {state.request.request_id})
+        wish.saved_s = self._saved_s - state.saved_s
+        if self._in_steps and self.can_take_back:
+            wish.most_read = min(ranks.most_by_layer, wish.blocks)
+            if runs and runs[0][0] == "dram" and not state.was_short:
+                wish.most_copied = runs[0][1]
+        return wish
+
+    def _offer(
+        self, ranks: RankNamespaces, state: DirectRequest, wish: Wish, first: int
+    ) -> Offer | None:
+        decided = self.decider.decide(wish)
+        if not decided.blocks:
+            return None
+        most_s, delay_s = self._settings.load_timeout_s, self._settings.max_step_load_s
+        offer = Offer(first, decided.blocks, LoadWay.AHEAD, most_s, runs=wish.runs)
+        offer.saved_s = decided.saved_s
+        if decided.is_trial:
+            offer.timeout_s, offer.is_trial = self.decider.guard_s(wish), True
+            return offer
+        if not decided.in_step:
+            if self._settings.load_policy == "auto":
+                offer.timeout_s = min(most_s, max(IN_PLACE_S, PATIENCE * decided.load_s))
+            return offer
+        if decided.blocks <= wish.most_copied:
+            chain = state.names[first : first + decided.blocks]
+            if leases := self._lease(ranks, chain):
+                wait_s = max(IN_PLACE_S, 2 * delay_s)
+                offer.way, offer.leases = LoadWay.COPY, leases
+                offer.timeout_s = offer.wait_s = wait_s
+                return offer
+            # Not in places any more: what is decided without them is another question.
+            state.was_short = True
+            return self._offer(
+                ranks, state, self._wish(ranks, state, list(wish.runs), first), first
+            )
+        offer.way, offer.wait_s = LoadWay.READ, delay_s
+        offer.timeout_s = min(delay_s + decided.step_s, most_s)
+        return offer
+
+    @staticmethod
+    def _lease(ranks: RankNamespaces, chain: list[bytes]) -> Sequence[Any]:
+        """Returns blocks in their places, if all are there on all ranks."""
+        leases = []
+        for namespace in ranks.values():
+            # Asked first: a lease would make room for blocks that are not in places.
+            if all(run["tier"] == "dram" for run in namespace.locate(chain)):
+                leases.append(namespace.lease(chain, timeout_s=ranks.lease_s))
+                if len(leases[-1]) == len(chain):
+                    continue
+            for lease in leases:
+                lease.release()
+            return ()
+        return leases
+
+    def arrive(self, state: DirectRequest) -> None:
+        """Notes that a request waits from now on."""
+        self.waiting.add(state.request.request_id)
+        state.saved_s = self._saved_s
+
+    def begin(self, number: int, offer: Offer, count: int) -> None:
+        """Notes that a promise is kept: a load begins.
+
+        Args:
+            number: Of the load.
+            offer: What was promised.
+            count: How many blocks are loaded.
+        """
+        self.decider.begin_load(number, offer.runs, count)
+        self._saved_s += offer.saved_s
+
+
+def create(
+    settings: ConnectorSettings, vllm_config: Any, store: DirectStore, meter: Meter
+) -> Offers:
+    """Creates what makes promises for an engine.
+
+    Args:
+        settings: Of the connector.
+        vllm_config: vLLM's configuration.
+        store: The store.
+        meter: Counts blocks that are not loaded.
+    """
+    platform = choice.platform_of(current_platform)
+    chunk = choice.most_tokens(vllm_config.scheduler_config)
+    engine = Engine(store.layers, store.block_bytes, store.tokens, chunk)
+    model = vllm_config.model_config
+    kind = {
+        "model": str(getattr(model, "model", "")),
+        "engine": f"vllm {vllm.__version__}",
+        "device": _device(platform),
+        "block_bytes": str(store.block_bytes),
+        "block_tokens": str(store.tokens),
+        "layers": str(store.layers),
+        "store": store.place,
+    }
+    place = profiles.folder() if settings.keep_profile else None
+    profile = profiles.Profile(kind, _prior(platform, store), place)
+    decider = LoadDecider(settings, engine, profile)
+    return Offers(settings, decider, meter, in_steps=choice.loads_in_steps(vllm_config, platform))
+
+
+def _device(platform: choice.Platform) -> str:
+    if platform is choice.Platform.CPU:
+        return "cpu"
+    return str(current_platform.get_device_name())
+
+
+def _prior(platform: choice.Platform, store: DirectStore) -> profiles.ComputePrior:
+    """Returns what is assumed of steps, from the sizes of the KV cache.
+
+    A model has about 16 times as many parameters in a layer as its KV cache has bytes for a token
+    in it, squared. It is only a start.
+    """
+    on_cpu = platform is choice.Platform.CPU
+    operations, bytes_per_s = (2e11, 2e10) if on_cpu else (3e14, 2e12)
+    token_bytes = store.block_bytes / store.tokens
+    width = max(64.0, token_bytes / store.layers)
+    return profiles.ComputePrior(
+        step_s=2e-3 if on_cpu else 3e-4 * store.layers,
+        token_s=2 * 12 * width * width * store.layers / operations,
+        pair_s=4 * width * store.layers / operations,
+        read_s=token_bytes / bytes_per_s,
+    )
