@@ -147,9 +147,40 @@ def direct_pool(session: Session, *, setup: Setup) -> dict[str, Any]:
     return one_engine(session, setup=setup, name="direct-pool", connector=connector)
 
 
-def _direct(setup: Setup, place: Path, pool: int) -> dict[str, Any]:
+def _direct(setup: Setup, place: Path, pool: int, **extra: Any) -> dict[str, Any]:
     """Returns our connector on the direct path, with a store in the engine's process."""
-    return of_dalsegno(str(place), "direct", capacity=setup.capacity, cpu_bytes_to_use=pool)
+    own = {"capacity": setup.capacity, "cpu_bytes_to_use": pool, **extra}
+    return of_dalsegno(str(place), "direct", **own)
+
+
+def auto_pool(session: Session, *, setup: Setup) -> dict[str, Any]:
+    """Lets the engine decide what it loads from a pool in its process."""
+    rows = []
+    with session.folder("auto-pool") as place:
+        connector = _direct(setup, place / "store", setup.pool, load_policy="auto")
+        with Engine(session, setup, Start("auto-pool", connector)) as engine:
+            warm_up(engine)
+            for n in setup.lengths:
+                rows.append(ask(engine, setup, "recompute, and store", n))
+                for _ in range(ROUNDS):
+                    forget(engine)
+                    rows.append(ask(engine, setup, "auto", n))
+            counters = engine.do("counters")
+    return {"rows": rows, "start_s": engine.start_s, "counters": counters}
+
+
+def auto_disk(session: Session, *, setup: Setup) -> dict[str, Any]:
+    """Lets a new engine decide what it loads from the directory that `direct-pool` has left."""
+    rows = _stored(session, setup, "auto-disk")
+    connector = _direct(setup, session.scratch / KEPT, setup.small_pool, load_policy="auto")
+    with Engine(session, setup, Start("auto-disk", connector)) as engine:
+        warm_up(engine)
+        for n in setup.lengths:
+            for _ in range(ROUNDS):
+                forget(engine)
+                rows.append(ask(engine, setup, "auto", n))
+        counters = engine.do("counters")
+    return {"rows": rows, "start_s": engine.start_s, "counters": counters}
 
 
 def _stored(session: Session, setup: Setup, name: str) -> list[dict[str, Any]]:
@@ -241,6 +272,8 @@ def cells(*, tiny: bool) -> list[Cell]:
         ("cpu-tier", cpu_tier, 80),
         ("direct-pool", direct_pool, 90),
         ("direct-serve", direct_serve, 95),
+        ("auto-pool", auto_pool, 90),
+        ("auto-disk", auto_disk, 80),
         ("direct-disk", direct_disk, 75),
         ("tiered-serve", tiered_serve, 150),
         ("fs-tier", fs_tier, 160),

@@ -204,6 +204,9 @@ def of_dalsegno(path: str, way: str, **extra: Any) -> dict[str, Any]:
             "path": path,
             "path_to_engine": way,
             "weights_fingerprint": "noise 1",
+            # What is measured is loading, unless a cell says otherwise.
+            "load_policy": "always",
+            "keep_profile": False,
             **extra,
         },
     }

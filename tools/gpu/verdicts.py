@@ -18,6 +18,8 @@ TIE = 0.15
 BUS_BYTES_PER_S = 55e9
 # Cells of vLLM alone: what they leave is not ours.
 OF_VLLM = ("plain", "cpu-tier", "fs-tier", "latency-cpu-tier")
+# By which a first token may come later than without us.
+GUARD_S = 0.005
 MET, MISSED, UNKNOWN = "met", "MISSED", "not measured"
 
 
@@ -228,6 +230,22 @@ def of_engines(records: Sequence[Record]) -> list[Verdict]:
     ]
 
 
+def of_auto(records: Sequence[Record]) -> list[Verdict]:
+    """Returns whether an engine that decides itself was never slower than computing."""
+    lengths = sorted({row["n"] for row in rows_of(records, "engines")})
+    verdicts = []
+    for cell in ("auto-pool", "auto-disk"):
+        ratios = []
+        for n in lengths:
+            auto = first_token_s(records, cell, "auto", n)
+            computed = first_token_s(records, "plain", "recompute", n)
+            if auto is not None and computed:
+                ratios.append((auto - GUARD_S) / computed)
+        claim = f"{cell} against recompute + {GUARD_S * 1e3:.0f} ms, worst length"
+        verdicts.append(at_most(claim, max(ratios, default=None), 1.05))
+    return verdicts
+
+
 def of_decoding(records: Sequence[Record]) -> list[Verdict]:
     """Returns the verdict on seconds between tokens while other requests load."""
     for record in records:
@@ -255,6 +273,7 @@ def all_of(records: Sequence[Record]) -> list[Verdict]:
     ]
     return [
         *of_engines(records),
+        *of_auto(records),
         *of_decoding(records),
         answers(records),
         cached_bytes(records),
