@@ -43,14 +43,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield server
 
 
-@pytest.mark.parametrize("seed", range(dose(6, 300)))
+@pytest.mark.parametrize("seed", range(dose(4, 300)))
 def test_random_histories(make_rig: Callable[..., Rig], seed: int) -> None:
     """With a store in the engine's process."""
     choose = random.Random(seed)
     run_history(any_rig(make_rig, choose), choose)
 
 
-@pytest.mark.parametrize("seed", range(dose(3, 200)))
+@pytest.mark.parametrize("seed", range(dose(2, 200)))
 def test_random_histories_with_a_server(
     make_rig: Callable[..., Rig], server: ServerProcess, seed: int
 ) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from tests.dose import long_dose
 from tests.integration.fake_gpu import FakeGpu
 from tests.integration.vllm.direct_pages import TOKENS
 from tests.integration.vllm.direct_rig import Rig
@@ -104,6 +105,7 @@ def test_a_pool_is_registered_and_then_copied_from_directly(gpu: FakeGpu, tmp_pa
     rig.close()
 
 
+@long_dose
 def test_a_step_saves_blocks_of_many_requests_and_layers(gpu: FakeGpu, tmp_path: Path) -> None:
     """The GPU computes them long after vLLM has gone on, so that all copies wait at once."""
     rig = Rig(tmp_path / "store", pages=200, gpu=gpu, layers=8, cpu_bytes_to_use="128MiB")

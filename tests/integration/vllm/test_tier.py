@@ -299,7 +299,8 @@ def test_every_metric_is_declared_and_every_declared_one_is_emitted(
     stats = tier.get_stats()
     declared = DalsegnoTier.build_metric_definitions({"type": "DalsegnoTier"})
     # Only the direct path loads inside a step.
-    assert set(stats.data["data"]) | {f"{metrics.PREFIX}step_loads"} == set(declared)
+    direct = {f"{metrics.PREFIX}{name}" for name in ("step_loads", "load_declined_blocks")}
+    assert set(stats.data["data"]) | direct == set(declared)
     for name, values in stats.data["data"].items():
         assert name.startswith(metrics.PREFIX)
         assert {len(labels) for labels in values} == {len(declared[name].labelnames)}

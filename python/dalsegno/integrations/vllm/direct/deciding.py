@@ -22,6 +22,9 @@ from dalsegno.profiles import Profile
 TIERS = ("dram", "log", "far")
 # The part of a first token that the guard allows, if that is more than `load_guard_s`.
 GUARD_PART = 0.02
+# A step with fewer tokens decodes; so many others must have been measured before a step waits for
+# blocks that are read beside what it computes.
+PROMPT_TOKENS, FEW_STEPS = 64, 3
 # With so many waiting requests, the first token of one may come later for the sake of all.
 BUSY = 4
 # Waiting requests that count as many as there can be, for the objective `throughput`.
@@ -124,6 +127,8 @@ class LoadDecider:
         self._settings, self.engine, self._profile = settings, engine, profile
         self.model: Any = profile.model()
         self._running: dict[int, _Running] = {}
+        # Steps of prompts that were measured here.
+        self._steps = 0
 
     def decide(self, wish: Wish) -> Decision:
         """Decides what is loaded of what could be."""
@@ -135,6 +140,11 @@ class LoadDecider:
         choice = self._choose(wish)
         decided = self._decision(wish, choice.blocks, in_step=choice.overlapped)
         return Decision(**{**decided.__dict__, "is_trial": choice.is_trial})
+
+    @property
+    def knows_steps(self) -> bool:
+        """Whether this engine has measured steps: else no step may rely on what it computes."""
+        return self._steps >= FEW_STEPS
 
     def _choose(self, wish: Wish) -> Any:
         engine, objective = self.engine, self._settings.load_objective
@@ -239,6 +249,7 @@ class LoadDecider:
     def note_step(self, step: StepTime) -> None:
         """Learns how long a step took."""
         work = step.work
+        self._steps += work.tokens >= PROMPT_TOKENS
         self.model.note_step(work.tokens, work.pairs, work.read, step.seconds)
         self._profile.keep(self.model)
 

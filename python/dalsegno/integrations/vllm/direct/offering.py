@@ -84,7 +84,8 @@ class Offers:
         wish.waiting = len(self.waiting - {state.request.request_id})
         wish.saved_s = self._saved_s - state.saved_s
         if self._in_steps and self.can_take_back:
-            wish.most_read = min(ranks.most_by_layer, wish.blocks)
+            if self.decider.knows_steps:
+                wish.most_read = min(ranks.most_by_layer, wish.blocks)
             if runs and runs[0][0] == "dram" and not state.was_short:
                 wish.most_copied = runs[0][1]
         return wish
