@@ -101,7 +101,7 @@ class Rig:
             "enable_kv_events": pages_per_block == 1,
         }
         extra |= {"path_to_engine": "direct", "load_policy": "always", "keep_profile": False}
-        extra |= {"max_step_load_s": 60.0, **settings}
+        extra |= {"max_step_load_s": 60.0} | settings
         self.is_served = str(extra["path"]).startswith(SOCKET_PREFIX)
         known = ConnectorSettings.of_extra(expand(extra, on_cpu=True))
         known = dataclasses.replace(known, identity=tiers.IDENTITY)
@@ -117,8 +117,7 @@ class Rig:
         # Requests that wait for their load, and how many tokens it brings.
         self.remote: dict[str, Asked] = {}
         self.ended_remote: dict[str, Asked] = {}
-        self.hooks_run, self.aborts_in_step = True, False
-        self.router = Router()
+        self.hooks_run, self.aborts_in_step, self.router = True, False, Router()
         self.failing, self.counts = Counter[int](), Counter[str]()
         self._preempted: set[str] = set()
         self._ended: Counter[str] = Counter()
