@@ -17,6 +17,8 @@ use super::compute::ComputeModel;
 
 /// Positions that are tried in addition to the borders of runs.
 const TRIED: usize = 24;
+/// Positions that are tried around the best of these.
+const CLOSER: usize = 16;
 /// Runs whose borders are tried.
 const MOST_RUNS: usize = 16;
 /// A plan must gain this part of the guard to be worth its trouble.
@@ -112,11 +114,17 @@ pub fn choose(question: &Question<'_>, compute: &ComputeModel) -> LoadChoice {
     let latest_s = nothing.first_token_s + question.backlog_s;
     let cost = |plan: &LoadPlan| plan.first_token_s + question.waiting * plan.engine_s;
     let mut best = nothing;
-    for blocks in question.positions(total) {
+    let compare = |blocks: usize, best: &mut LoadPlan| {
         let plan = question.better(compute, blocks);
-        if plan.first_token_s <= latest_s && cost(&plan) < cost(&best) {
-            best = plan;
+        if plan.first_token_s <= latest_s && cost(&plan) < cost(best) {
+            *best = plan;
         }
+    };
+    for blocks in question.positions(total) {
+        compare(blocks, &mut best);
+    }
+    for blocks in between(best.blocks, total) {
+        compare(blocks, &mut best);
     }
     if cost(&nothing) - cost(&best) < LEAST_GAIN * question.guard_s {
         best = nothing;
@@ -128,6 +136,14 @@ pub fn choose(question: &Question<'_>, compute: &ComputeModel) -> LoadChoice {
         computed_s: nothing.first_token_s,
         loaded_s: everything.first_token_s,
     }
+}
+
+/// Numbers of blocks around one of [`Question::positions`], as far as its neighbours.
+fn between(best: usize, total: usize) -> impl Iterator<Item = usize> {
+    let distance = total / TRIED;
+    let first = best.saturating_sub(distance);
+    let last = (best + distance).min(total);
+    (1..CLOSER).map(move |at| first + (last - first) * at / CLOSER).filter(|blocks| *blocks > 0)
 }
 
 impl Question<'_> {

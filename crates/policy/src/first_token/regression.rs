@@ -3,8 +3,9 @@
 //! 1. Errors count relative to what was measured, so that short work is predicted as well as long work.
 //! 2. Coefficients are never negative: more work never takes less time.
 //! 3. The first measurement may be due to each term alone: a prior that is wrong by far is corrected.
-//! 4. What was measured long ago is forgotten, but never so much that the coefficients are less certain than at the
-//!    start.
+//! 4. What was measured long ago is forgotten as far as it is measured again. What is not measured stays known.
+//!    No coefficient becomes less certain than at the start.
+//! 5. The covariance stays symmetric: rounding errors would grow with each measurement.
 
 /// The relative noise of a measurement that is assumed.
 const NOISE: f64 = 0.05;
@@ -69,13 +70,35 @@ impl<const TERMS: usize> Regression<TERMS> {
         for (coefficient, gain) in self.coefficients.iter_mut().zip(gain) {
             *coefficient += gain * error;
         }
-        for (row, gain) in self.covariance.iter_mut().zip(gain) {
-            for (one, shifted) in row.iter_mut().zip(shifted) {
-                *one -= gain * shifted;
+        // Of what is left of the uncertainty in the measured direction, a part comes back.
+        let left = NOISE * NOISE / variance;
+        let certain = dot(&shifted, &scaled).max(f64::MIN_POSITIVE);
+        let regained = (1.0 / KEPT - 1.0) * left * left / (certain * left);
+        let before = self.covariance;
+        for at in 0..TERMS {
+            for other in 0..=at {
+                let known = before[at][other] - gain[at] * shifted[other];
+                let forgotten = known + regained * shifted[at] * shifted[other];
+                self.covariance[at][other] = forgotten;
+                self.covariance[other][at] = forgotten;
             }
         }
+        self.bound();
         self.project();
-        self.forget();
+    }
+
+    /// Scales the uncertainty of coefficients down to that of the start.
+    fn bound(&mut self) {
+        for at in 0..TERMS {
+            let excess = self.covariance[at][at] / self.first_variances[at];
+            if excess > 1.0 {
+                let factor = excess.sqrt();
+                for other in 0..TERMS {
+                    self.covariance[at][other] /= factor;
+                    self.covariance[other][at] /= factor;
+                }
+            }
+        }
     }
 
     /// Makes negative coefficients zero, and changes the others by as much as the measurements so far let expect.
@@ -104,13 +127,6 @@ impl<const TERMS: usize> Regression<TERMS> {
         for (at, variance) in self.first_variances.into_iter().enumerate() {
             self.covariance[at] = [0.0; TERMS];
             self.covariance[at][at] = variance;
-        }
-    }
-
-    fn forget(&mut self) {
-        let is_certain = |at: usize| self.covariance[at][at] < KEPT * self.first_variances[at];
-        if (0..TERMS).all(is_certain) {
-            self.covariance = self.covariance.map(|row| row.map(|one| one / KEPT));
         }
     }
 }

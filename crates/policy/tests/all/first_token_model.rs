@@ -52,6 +52,32 @@ fn the_measured_layers_are_learned_from_any_prior() {
     }
 }
 
+/// Requests with prompts and answers, one after the other: the same kinds of steps thousands of times.
+#[test]
+fn a_model_stays_right_however_often_the_same_is_measured() {
+    let right = |work: StepWork| {
+        (1e-2 + 4e-5 * work.tokens + 2e-9 * work.pairs + 6e-8 * work.read).max(1.1e-2)
+    };
+    let mut model = ComputeModel::new(prior(5.0));
+    for request in 0_u32..200 {
+        let prompt = f64::from(16_384 << (request % 3));
+        let mut before = prompt * [0.0, 0.5, 0.9][request as usize % 3];
+        while before < prompt {
+            let new = (prompt - before).min(8192.0);
+            let work = StepWork::of_request(new, before);
+            model.note(work, right(work));
+            before += new;
+        }
+        for token in 0..16 + request % 48 {
+            let work = StepWork::of_request(1.0, prompt + f64::from(token));
+            model.note(work, right(work));
+        }
+        let chunks = (0..4).map(|at| StepWork::of_request(8192.0, 8192.0 * f64::from(at)));
+        let ratio = model.request_s(0.0, 32_768.0, 8192.0) / chunks.map(right).sum::<f64>();
+        assert!(request < 5 || (0.8..1.25).contains(&ratio), "request {request}: {ratio}");
+    }
+}
+
 fn runs() -> impl Strategy<Value = Vec<Run>> {
     let run = (1_usize..300, 0.0..0.1, 0.0..0.02).prop_map(|(blocks, latency_s, block_s)| Run {
         blocks,
