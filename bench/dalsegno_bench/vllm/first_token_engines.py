@@ -1,0 +1,260 @@
+"""Engines for `dalsegno bench first-token`: one model, and a store for each engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dalsegno_bench.vllm.throttle import Throttle
+
+__all__ = ["Engine", "Model", "Place", "running"]
+
+# An engine that is silent for so long has failed.
+ANSWER_S = 600.0
+ANSWER_TOKENS = 4
+# Loads of the policy `always` are not given up, however slow the disk is.
+LOAD_TIMEOUT_S = 300
+
+
+class Model:
+    """A model of random weights.
+
+    Attributes:
+        folder: Where it is.
+        bytes_per_token: Of the KV cache.
+        block_bytes: Of the blocks of the store.
+    """
+
+    BLOCK_TOKENS = 32
+    VOCABULARY, LAYERS, HEADS, KV_HEADS, HEAD_SIZE, WIDTH = 4096, 8, 4, 2, 128, 512
+    MOST_TOKENS = 8192
+
+    def __init__(self, folder: Path) -> None:
+        """Writes its configuration and its weights."""
+        folder.mkdir()
+        config = {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "hidden_size": self.WIDTH,
+            "intermediate_size": 2 * self.WIDTH,
+            "num_attention_heads": self.HEADS,
+            "num_key_value_heads": self.KV_HEADS,
+            "head_dim": self.HEAD_SIZE,
+            "num_hidden_layers": self.LAYERS,
+            "vocab_size": self.VOCABULARY,
+            "max_position_embeddings": self.MOST_TOKENS,
+            "torch_dtype": "float32",
+        }
+        (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        self.folder = folder
+        self.bytes_per_token = self.LAYERS * 2 * self.KV_HEADS * self.HEAD_SIZE * 4
+        self.block_bytes = self.BLOCK_TOKENS * self.bytes_per_token
+
+    def write_weights(self) -> None:
+        """Writes weights with which the answer depends on all of the prompt."""
+        import torch
+        from safetensors.torch import save_file
+
+        generator = torch.Generator().manual_seed(7)
+        width, inner = self.WIDTH, 2 * self.WIDTH
+        queries, keys = self.HEADS * self.HEAD_SIZE, self.KV_HEADS * self.HEAD_SIZE
+
+        def noise(rows: int, columns: int, scale: float = 1.0) -> Any:
+            return torch.randn(rows, columns, generator=generator) * scale / columns**0.5
+
+        weights = {
+            "model.embed_tokens.weight": noise(self.VOCABULARY, width),
+            "lm_head.weight": noise(self.VOCABULARY, width),
+            "model.norm.weight": torch.ones(width),
+        }
+        for number in range(self.LAYERS):
+            layer = f"model.layers.{number}"
+            # With large queries and keys a token attends to few others.
+            weights |= {
+                f"{layer}.input_layernorm.weight": torch.ones(width),
+                f"{layer}.post_attention_layernorm.weight": torch.ones(width),
+                f"{layer}.self_attn.q_proj.weight": noise(queries, width, 2.0),
+                f"{layer}.self_attn.k_proj.weight": noise(keys, width, 2.0),
+                f"{layer}.self_attn.v_proj.weight": noise(keys, width),
+                f"{layer}.self_attn.o_proj.weight": noise(width, queries),
+                f"{layer}.mlp.gate_proj.weight": noise(inner, width),
+                f"{layer}.mlp.up_proj.weight": noise(inner, width),
+                f"{layer}.mlp.down_proj.weight": noise(width, inner),
+            }
+        save_file(weights, self.folder / "model.safetensors")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where engines run.
+
+    Attributes:
+        folder: Where their stores are.
+        model: The model.
+        throttle: The group that they join.
+        capacity: Bytes of disk of each store.
+        pool: Bytes of memory of each store.
+    """
+
+    folder: Path
+    model: Model
+    throttle: Throttle
+    capacity: int
+    pool: int
+
+
+class Engine:
+    """An engine in a process of its own."""
+
+    def __init__(self, place: Place, name: str, policy: str, *, threads: int = 1) -> None:
+        """Starts it.
+
+        Args:
+            place: Where it runs.
+            name: Of its store.
+            policy: Its `load_policy`.
+            threads: Threads that compute.
+        """
+        extra = {
+            "path": str(place.folder / name),
+            "path_to_engine": "direct",
+            "capacity": place.capacity,
+            "cpu_bytes_to_use": place.pool,
+            "load_policy": policy,
+            "load_timeout_s": LOAD_TIMEOUT_S,
+            "keep_profile": False,
+            # Merging rewrites what was stored, and would evict the first documents.
+            "store": {"merge_rate": 0},
+            "weights_fingerprint": "random",
+        }
+        config = {
+            "kv_connector": "DalsegnoConnector",
+            "kv_connector_module_path": "dalsegno.integrations.vllm",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": extra,
+        }
+        spec = {
+            "model": str(place.model.folder),
+            "block_tokens": Model.BLOCK_TOKENS,
+            "kv_transfer_config": config,
+        }
+        program = "dalsegno_bench.vllm.first_token_program"
+        self._log = place.folder / f"{name}.log"
+        with self._log.open("ab") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", program, json.dumps(spec)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env={
+                    **os.environ,
+                    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+                    "OMP_NUM_THREADS": str(threads),
+                },
+            )
+        try:
+            place.throttle.add(self._process.pid)
+            # One after the other: starting takes all cores.
+            self._answer()
+        except BaseException:
+            self.stop()
+            raise
+
+    def ask(self, *prompts: Sequence[int]) -> dict[str, Any]:
+        """Asks for some tokens after prompts that arrive together.
+
+        Args:
+            *prompts: Their tokens.
+        """
+        return self._order({"prompts": prompts, "answer_tokens": ANSWER_TOKENS})
+
+    def explain(self) -> dict[str, Any]:
+        """Returns what its cost model has learned."""
+        return self._order({"prompts": []})
+
+    def _order(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        ready, _, _ = select.select([self._process.stdout], [], [], ANSWER_S)
+        line = self._process.stdout.readline() if ready else ""
+        if not line:
+            end = self._log.read_text(encoding="utf-8", errors="replace")[-3000:]
+            state = "has ended" if ready else f"did not answer for {ANSWER_S:.0f} s"
+            raise RuntimeError(f"the engine {state}:\n{end}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        """Lets it close its store, and waits for that."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(ANSWER_S)
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        """Ends it."""
+        self._process.kill()
+        self._process.wait()
+
+
+def fill(place: Place, prompts: Sequence[Sequence[int]], names: Sequence[str]) -> Iterator[int]:
+    """Stores prompts, and copies the store for engines that start afterwards.
+
+    No engine runs meanwhile, so two threads compute.
+
+    Args:
+        place: Where the stores are.
+        prompts: What is computed and stored.
+        names: Of the stores.
+
+    Yields:
+        How many prompts are stored.
+    """
+    first, *others = names
+    engine = Engine(place, first, "never", threads=2)
+    try:
+        for number, prompt in enumerate(prompts, 1):
+            stored = engine.ask(prompt)["stored_blocks"]
+            assert stored == len(prompt) // Model.BLOCK_TOKENS, "a document was not stored"
+            yield number
+        engine.close()
+    finally:
+        engine.stop()
+    for name in others:
+        shutil.copytree(place.folder / first, place.folder / name)
+    os.sync()
+
+
+@contextmanager
+def running(place: Place, policies: Sequence[str]) -> Iterator[dict[str, Engine]]:
+    """Runs an engine for each policy, in the store of that name.
+
+    Args:
+        place: Where they run.
+        policies: Their policies.
+    """
+    engines: dict[str, Engine] = {}
+    try:
+        for policy in policies:
+            engines[policy] = Engine(place, policy, policy)
+        yield engines
+    finally:
+        for engine in engines.values():
+            engine.stop()
