@@ -10,13 +10,13 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dalsegno_bench.vllm.throttle import Throttle
 
-__all__ = ["Engine", "Model", "Place", "running"]
+__all__ = ["Engine", "Model", "Place", "fill", "running"]
 
 # An engine that is silent for so long has failed.
 ANSWER_S = 600.0
@@ -100,9 +100,10 @@ class Place:
     Attributes:
         folder: Where their stores are.
         model: The model.
-        throttle: The group that they join.
+        throttle: Limits their reads.
         capacity: Bytes of disk of each store.
         pool: Bytes of memory of each store.
+        settings: Further settings of the connector.
     """
 
     folder: Path
@@ -110,6 +111,7 @@ class Place:
     throttle: Throttle
     capacity: int
     pool: int
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Engine:
@@ -135,6 +137,7 @@ class Engine:
             # Merging rewrites what was stored, and would evict the first documents.
             "store": {"merge_rate": 0},
             "weights_fingerprint": "random",
+            **place.settings,
         }
         config = {
             "kv_connector": "DalsegnoConnector",

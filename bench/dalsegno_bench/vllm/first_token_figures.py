@@ -72,6 +72,7 @@ def cell(which: Cell, rounds: Sequence[Round]) -> dict[str, Any]:
         "auto_vs_min": round(auto_s / min(never_s, always_s), 3),
         "auto_all_s": [round(seconds(each.auto), 3) for each in rounds],
         **_decided([each.auto for each in rounds]),
+        "always_mib_per_s": _speed([each.always for each in rounds]),
         "auto_failed_blocks": sum(each.auto["load_failed_blocks"] for each in rounds),
         "always_failed_blocks": sum(each.always["load_failed_blocks"] for each in rounds),
         "from_memory": sum(
@@ -81,6 +82,17 @@ def cell(which: Cell, rounds: Sequence[Round]) -> dict[str, Any]:
             for tier, *_ in one["loads"]
         ),
     }
+
+
+def _speed(answers: Sequence[Answer]) -> float | None:
+    """Returns how fast whole loads were, in MiB/s: the median; None without any."""
+    speeds = [
+        size / took_s
+        for one in answers
+        for _, size, _, took_s in one["loads"]
+        if not one["load_failed_blocks"]
+    ]
+    return round(statistics.median(speeds) / 2**20, 1) if speeds else None
 
 
 def _decided(answers: Sequence[Answer]) -> dict[str, Any]:

@@ -54,20 +54,23 @@ def missing(folder: Path) -> str:
 
 
 class Throttle:
-    """A group of processes, which is removed at the end."""
+    """A group for each process, with the same limit. All groups are removed at the end.
+
+    Each process has the limit for itself: reads that one of them has given up are still in the
+    queue of the disk, and take nothing from the others.
+    """
 
     def __init__(self, folder: Path) -> None:
-        """Creates the group, without a limit.
+        """Starts without a limit.
 
         Args:
             folder: On the disk whose reads are limited.
         """
-        self._device = device(folder)
-        self._group = ROOT / f"dalsegno-first-token-{os.getpid()}"
+        self._device, self._limit = device(folder), 0
+        self._groups: list[Path] = []
 
     def __enter__(self) -> Self:
-        """Creates the group."""
-        self._group.mkdir()
+        """Returns itself."""
         return self
 
     def __exit__(
@@ -76,20 +79,9 @@ class Throttle:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Removes the group. Processes that are left in it return to the root group."""
-        until = time.monotonic() + REMOVE_S
-        while True:
-            for number in (self._group / PROCESSES).read_text(encoding="ascii").split():
-                with contextlib.suppress(OSError):
-                    (ROOT / PROCESSES).write_text(number, encoding="ascii")
-            try:
-                self._group.rmdir()
-            except OSError:
-                if time.monotonic() > until:
-                    raise
-                time.sleep(0.05)
-            else:
-                return
+        """Removes all groups."""
+        for group in self._groups:
+            _remove(group)
 
     def add(self, process: int) -> None:
         """Adds a process with all of its threads.
@@ -97,15 +89,41 @@ class Throttle:
         Args:
             process: Its number.
         """
-        (self._group / PROCESSES).write_text(str(process), encoding="ascii")
+        group = ROOT / f"dalsegno-first-token-{process}"
+        group.mkdir()
+        self._groups.append(group)
+        self._write(group)
+        (group / PROCESSES).write_text(str(process), encoding="ascii")
 
     def limit(self, bytes_per_s: int) -> None:
         """Sets the limit.
 
         Args:
-            bytes_per_s: Bytes per second that all processes together read; 0 for no limit.
+            bytes_per_s: Bytes per second that each process reads; 0 for no limit.
         """
-        (self._group / LIMIT).write_text(f"{self._device} {bytes_per_s}\n", encoding="ascii")
+        self._limit = bytes_per_s
+        for group in self._groups:
+            self._write(group)
+
+    def _write(self, group: Path) -> None:
+        (group / LIMIT).write_text(f"{self._device} {self._limit}\n", encoding="ascii")
+
+
+def _remove(group: Path) -> None:
+    """Removes a group. Processes that are left in it return to the root group."""
+    until = time.monotonic() + REMOVE_S
+    while True:
+        for number in (group / PROCESSES).read_text(encoding="ascii").split():
+            with contextlib.suppress(OSError):
+                (ROOT / PROCESSES).write_text(number, encoding="ascii")
+        try:
+            group.rmdir()
+        except OSError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.05)
+        else:
+            return
 
 
 def works(throttle: Throttle, folder: Path) -> tuple[bool, float]:

@@ -47,12 +47,14 @@ def test_a_cell_reports_decisions_and_loads_that_failed_or_came_from_memory() ->
         answer(1.0, choices=[choice(1, is_trial=True)], loads=[["dram", 1, 0.1, 0.1]]),
     ]
     two = (answer(1.0), answer(1.0))
-    result = figures.cell(CELL, [Round(two, answer(1.0), one) for one in auto])
+    always = answer(1.0, loads=[["log", 3 << 20, 0.1, 0.5]])
+    result = figures.cell(CELL, [Round(two, always, one) for one in auto])
     assert result["decided"] == ["48/48 step", "0/48 none", "1/48 trial"]
     assert result["auto_failed_blocks"] == 48
     assert result["always_failed_blocks"] == 0
     assert result["from_memory"] == 1
     assert result["computed_s"] == 2.0
+    assert result["always_mib_per_s"] == 6.0
 
 
 def test_noise_is_how_much_two_recomputes_of_a_prompt_differ() -> None:
@@ -135,7 +137,7 @@ def test_a_limit_names_the_disk_of_a_partition(
     assert throttle.device(tmp_path) == "8:0"
 
 
-def test_a_group_limits_its_processes_and_is_removed(
+def test_each_process_has_the_limit_for_itself_and_groups_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(throttle, "ROOT", tmp_path)
@@ -144,10 +146,12 @@ def test_a_group_limits_its_processes_and_is_removed(
     with throttle.Throttle(tmp_path) as group:
         group.add(12)
         group.limit(4096)
-        (folder,) = tmp_path.iterdir()
-        assert (folder / "cgroup.procs").read_text(encoding="ascii") == "12"
-        limit = (folder / throttle.LIMIT).read_text(encoding="ascii")
-        assert limit == f"{throttle.device(tmp_path)} 4096\n"
-    assert not folder.exists()
-    # What was left in it is in the root group again.
-    assert (tmp_path / "cgroup.procs").read_text(encoding="ascii") == "12"
+        group.add(13)
+        for number in ("12", "13"):
+            folder = tmp_path / f"dalsegno-first-token-{number}"
+            assert (folder / "cgroup.procs").read_text(encoding="ascii") == number
+            limit = (folder / throttle.LIMIT).read_text(encoding="ascii")
+            assert limit == f"{throttle.device(tmp_path)} 4096\n"
+    # What was left in the groups is in the root group again.
+    assert [one.name for one in tmp_path.iterdir()] == ["cgroup.procs"]
+    assert (tmp_path / "cgroup.procs").read_text(encoding="ascii") == "13"
