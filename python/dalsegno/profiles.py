@@ -19,7 +19,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from dalsegno import _native
 
@@ -47,6 +47,27 @@ class ComputePrior:
     token_s: float
     pair_s: float
     read_s: float
+
+    @classmethod
+    def of_shape(cls, layers: int, token_bytes: float, *, is_cpu: bool) -> Self:
+        """Returns what is assumed of a model, from the sizes of its KV cache.
+
+        A model has about 16 times as many parameters in a layer as its KV cache has bytes for a
+        token in it, squared. It is only a start.
+
+        Args:
+            layers: Layers of the model.
+            token_bytes: Bytes of a token in the KV cache of one worker.
+            is_cpu: Whether a CPU computes.
+        """
+        operations, bytes_per_s = (2e11, 2e10) if is_cpu else (3e14, 2e12)
+        width = max(64.0, token_bytes / layers)
+        return cls(
+            step_s=2e-3 if is_cpu else 3e-4 * layers,
+            token_s=2 * 12 * width * width * layers / operations,
+            pair_s=4 * width * layers / operations,
+            read_s=token_bytes / bytes_per_s,
+        )
 
 
 def folder() -> Path:

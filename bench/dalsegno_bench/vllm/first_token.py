@@ -110,12 +110,13 @@ class Bench:
             for number, rate in enumerate(plan.form.rates, 1):
                 self._measure_rate(engines, rate)
                 self._say(f"{rate:g}x measured, {number} of {len(plan.form.rates)} rates")
+        self._set_rate(0)
         with engines_of.running(self._place, ("auto",)) as engines:
             self._measure_steps(engines["auto"])
 
     def _measure_crossover(self, engines: Mapping[str, Engine]) -> None:
         """Lets all engines learn how they compute, and finds the rate of the crossover."""
-        for prompt in self._plan.computed:
+        for prompt in self._plan.computed[0]:
             for engine in engines.values():
                 engine.ask(prompt)
         took = [figures.seconds(engines["never"].ask(prompt)) for prompt in self._plan.timed]
@@ -174,7 +175,7 @@ class Bench:
 
     def _measure_steps(self, auto: Engine) -> None:
         """Measures a new engine after changes of the rate."""
-        for prompt in self._plan.computed:
+        for prompt in self._plan.computed[1]:
             auto.ask(prompt)
         answers = {}
         for name, rate in (("warm_up", FAST), ("slower", SLOW), ("faster", FAST)):

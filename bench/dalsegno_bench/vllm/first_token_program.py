@@ -68,8 +68,8 @@ class _Recorded:
 
     def follow(self) -> None:
         """Records what deciders do that are made from now on."""
+        from dalsegno.integrations.common.deciding import LoadDecider
         from dalsegno.integrations.vllm.direct import offering
-        from dalsegno.integrations.vllm.direct.deciding import LoadDecider
 
         recorded = self
 

@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from dalsegno.integrations.vllm.direct.deciding import Engine, LoadDecider, Wish, merged
-from dalsegno.integrations.vllm.direct.step import StepTime, StepWork
+from dalsegno.integrations.common.deciding import Engine, LoadDecider, Wish, merged
+from dalsegno.integrations.common.steps import StepTime, StepWork
 from dalsegno.integrations.vllm.settings import ConnectorSettings
 from dalsegno.profiles import ComputePrior, Profile
 
@@ -19,15 +19,16 @@ pytestmark = pytest.mark.engine
 
 MIB = 1 << 20
 # 1,024 tokens of 1 MiB for each 16 of them: 64 MiB.
-ENGINE = Engine(layers=32, block_bytes=MIB, block_tokens=16, chunk=512)
-SETTINGS = ConnectorSettings(path=Path("/store"), max_step_load_s=0.05)
+ENGINE = Engine(layers=32, block_bytes=MIB, block_tokens=16, chunk=512, max_wait_s=0.05)
+SETTINGS = ConnectorSettings(path=Path("/store"))
 # A token takes 1 ms, and nothing else counts.
 PRIOR = ComputePrior(step_s=1e-6, token_s=1e-3, pair_s=1e-15, read_s=1e-15)
 
 
-def decider(**settings: Any) -> LoadDecider:
+def decider(max_wait_s: float = ENGINE.max_wait_s, **settings: Any) -> LoadDecider:
     """Decides with the given settings; tiers were measured as 4 GB/s, 1 GB/s and 0.5 GB/s."""
-    return LoadDecider(replace(SETTINGS, **settings), ENGINE, Profile({}, PRIOR, None))
+    engine = replace(ENGINE, max_wait_s=max_wait_s)
+    return LoadDecider(replace(SETTINGS, **settings), engine, Profile({}, PRIOR, None))
 
 
 def wish(tier: str, blocks: int = 60, **changes: Any) -> Wish:
@@ -61,7 +62,7 @@ def test_a_step_waits_no_longer_than_it_may() -> None:
         decided = decides.decide(wish("log", most_read=60))
         assert decided.in_step == (policy == "auto")
         assert not decided.in_step or decided.load_s <= 0.05 + decided.step_s
-        patient = decider(load_policy=policy, max_step_load_s=10.0)
+        patient = decider(load_policy=policy, max_wait_s=10.0)
         learn(patient, "log", 0.9)
         assert patient.decide(wish("log", most_read=60)).in_step
 
@@ -96,6 +97,18 @@ def test_a_load_that_failed_makes_nothing_faster() -> None:
     decides.begin_load(2, [("log", 60)], 60)
     decides.end_load(2, 5.0, is_whole=False)
     assert decides.model.load_s("log", 60 * MIB) > before
+
+
+def test_a_step_soon_stops_to_wait_for_loads_that_are_given_up() -> None:
+    decides = decider()
+    for tries in range(10):  # noqa: B007 - used below
+        decided = decides.decide(wish("log", most_read=60))
+        if not decided.in_step:
+            break
+        limit_s = ENGINE.max_wait_s + decided.step_s
+        decides.begin_load(1, [("log", 60)], decided.blocks)
+        decides.end_load(1, limit_s, is_whole=False)
+    assert 0 < tries <= 3
 
 
 def test_what_is_queued_for_a_tier_counts() -> None:

@@ -154,6 +154,10 @@ _CHECKS: dict[str, Check] = {
     **_OF_STORE,
     "codec": codec,
     "store": mapping,
+    "load_policy": one_of("auto", "always", "never"),
+    "load_guard_s": seconds,
+    "load_objective": one_of("auto", "latency", "throughput"),
+    "keep_profile": switch,
     "load_timeout_s": seconds,
     "store_timeout_s": seconds,
     "salt": text,
@@ -186,6 +190,13 @@ class StoreSettings:
             identity: blocks stored with one codec are found with the other.
         store: Further settings of the store, as `dalsegno.open` takes them. A setting that is given
             here as well must have the same value.
+        load_policy: Which blocks are loaded: `auto`, as many as bring the first token sooner;
+            `always`, all; `never`, none.
+        load_guard_s: Seconds by which a first token may come later than without us; at least 2% of
+            it are allowed.
+        load_objective: What `auto` makes short: `latency`, the first token of each request;
+            `throughput`, what the engine computes; `auto`, the first unless requests wait.
+        keep_profile: Whether what was learned of costs is kept for the next engine of the kind.
         load_timeout_s: Seconds after which blocks that are still being read are misses.
         store_timeout_s: Seconds after which blocks that are still being written fail.
         salt: Separates tenants: stores with different salts never share a block.
@@ -202,6 +213,10 @@ class StoreSettings:
     far_flush_s: float | None = None
     codec: str = "none"
     store: Mapping[str, Any] = field(default_factory=dict)
+    load_policy: str = "auto"
+    load_guard_s: float = 0.005
+    load_objective: str = "auto"
+    keep_profile: bool = True
     load_timeout_s: float = 10.0
     store_timeout_s: float = 30.0
     salt: str = ""

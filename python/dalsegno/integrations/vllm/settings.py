@@ -59,10 +59,6 @@ _TIER_ONLY = ("identity", "locality", "options_fingerprint")
 _CONNECTOR_ONLY = (
     "path_to_engine",
     "max_step_load_s",
-    "load_policy",
-    "load_guard_s",
-    "load_objective",
-    "keep_profile",
 )
 
 
@@ -143,13 +139,6 @@ class ConnectorSettings(TierSettings):
             `direct` from the pool of the store, or `auto`: `direct` if the engine can take it. Each
             has blocks of its own.
         max_step_load_s: Seconds for which a load may delay a step; longer ones run between steps.
-        load_policy: Which blocks are loaded: `auto`, as many as bring the first token sooner;
-            `always`, all; `never`, none.
-        load_guard_s: Seconds by which a first token may come later than without us; at least 2% of
-            it are allowed.
-        load_objective: What `auto` makes short: `latency`, the first token of each request;
-            `throughput`, what the engine computes; `auto`, the first unless requests wait.
-        keep_profile: Whether what was learned of costs is kept for the next engine of the kind.
         offload_prompt_only: As vLLM's: whether only blocks of prompts are stored.
         pool_bytes: Memory of the pool on the direct path, if `dram` does not say: vLLM's
             `cpu_bytes_to_use`.
@@ -157,10 +146,6 @@ class ConnectorSettings(TierSettings):
 
     path_to_engine: str = "tiered"
     max_step_load_s: float = 0.05
-    load_policy: str = "auto"
-    load_guard_s: float = 0.005
-    load_objective: str = "auto"
-    keep_profile: bool = True
     offload_prompt_only: bool = True
     pool_bytes: int = 0
 
@@ -168,10 +153,6 @@ class ConnectorSettings(TierSettings):
         **TierSettings.CHECKS,
         "path_to_engine": one_of(*PATHS),
         "max_step_load_s": seconds,
-        "load_policy": one_of("auto", "always", "never"),
-        "load_guard_s": seconds,
-        "load_objective": one_of("auto", "latency", "throughput"),
-        "keep_profile": switch,
         "offload_prompt_only": switch,
         "pool_bytes": byte_count,
     }

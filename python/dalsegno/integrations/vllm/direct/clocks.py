@@ -8,13 +8,13 @@ from typing import Any, Protocol
 
 import torch
 
-from dalsegno.integrations.vllm.direct.step import StepTime, StepWork
+from dalsegno.integrations.common.steps import StepTime, StepWork
 
 # Steps whose times wait to be reported.
 MOST_TIMES = 64
 
 
-class StepClock(Protocol):
+class WorkerClock(Protocol):
     """Measures how long steps compute."""
 
     def begin(self) -> None:

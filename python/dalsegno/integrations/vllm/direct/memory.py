@@ -16,7 +16,7 @@ from vllm.logger import init_logger
 
 import dalsegno
 from dalsegno.integrations.vllm.direct import layout
-from dalsegno.integrations.vllm.direct.clocks import GpuClock, HostClock, StepClock
+from dalsegno.integrations.vllm.direct.clocks import GpuClock, HostClock, WorkerClock
 
 logger = init_logger("vllm.dalsegno")
 
@@ -34,7 +34,7 @@ class CacheMemory(Protocol):
     pages: dalsegno.PagedMemory
     copies_layers: bool
     held_bytes: int
-    clock: StepClock
+    clock: WorkerClock
 
     def use(self, namespace: Any) -> None:
         """Prepares copies between the cache and the store of a namespace; called at each step."""
@@ -67,7 +67,7 @@ class HostMemory:
             UnknownLayoutError: The pages cannot be described.
         """
         self.pages = layout.paged_memory(caches, shape)
-        self.clock: StepClock = HostClock()
+        self.clock: WorkerClock = HostClock()
 
     def use(self, namespace: Any) -> None:
         """Nothing has to be prepared."""
@@ -98,7 +98,7 @@ class GpuMemory:
         stream: Callable[[], int],
         caches: Mapping[str, torch.Tensor],
         shape: layout.CacheShape,
-        clock: StepClock,
+        clock: WorkerClock,
     ) -> None:
         """Describes it.
 

@@ -14,8 +14,8 @@ import vllm
 from vllm.platforms import current_platform
 
 from dalsegno import profiles
+from dalsegno.integrations.common.deciding import Engine, LoadDecider, Wish, merged
 from dalsegno.integrations.vllm.direct import choice
-from dalsegno.integrations.vllm.direct.deciding import Engine, LoadDecider, Wish, merged
 from dalsegno.integrations.vllm.direct.requests import DirectRequest, Offer
 from dalsegno.integrations.vllm.direct.space import DirectStore, RankNamespaces
 from dalsegno.integrations.vllm.direct.step import LoadWay
@@ -167,7 +167,7 @@ def create(
     """
     platform = choice.platform_of(current_platform)
     chunk = choice.most_tokens(vllm_config.scheduler_config)
-    engine = Engine(store.layers, store.block_bytes, store.tokens, chunk)
+    engine = Engine(store.layers, store.block_bytes, store.tokens, chunk, settings.max_step_load_s)
     model = vllm_config.model_config
     kind = {
         "model": str(getattr(model, "model", "")),
@@ -178,8 +178,10 @@ def create(
         "layers": str(store.layers),
         "store": store.place,
     }
+    token_bytes, is_cpu = store.block_bytes / store.tokens, platform is choice.Platform.CPU
+    prior = profiles.ComputePrior.of_shape(store.layers, token_bytes, is_cpu=is_cpu)
     place = profiles.folder() if settings.keep_profile else None
-    profile = profiles.Profile(kind, _prior(platform, store), place)
+    profile = profiles.Profile(kind, prior, place)
     decider = LoadDecider(settings, engine, profile)
     return Offers(settings, decider, meter, in_steps=choice.loads_in_steps(vllm_config, platform))
 
@@ -188,21 +190,3 @@ def _device(platform: choice.Platform) -> str:
     if platform is choice.Platform.CPU:
         return "cpu"
     return str(current_platform.get_device_name())
-
-
-def _prior(platform: choice.Platform, store: DirectStore) -> profiles.ComputePrior:
-    """Returns what is assumed of steps, from the sizes of the KV cache.
-
-    A model has about 16 times as many parameters in a layer as its KV cache has bytes for a token
-    in it, squared. It is only a start.
-    """
-    on_cpu = platform is choice.Platform.CPU
-    operations, bytes_per_s = (2e11, 2e10) if on_cpu else (3e14, 2e12)
-    token_bytes = store.block_bytes / store.tokens
-    width = max(64.0, token_bytes / store.layers)
-    return profiles.ComputePrior(
-        step_s=2e-3 if on_cpu else 3e-4 * store.layers,
-        token_s=2 * 12 * width * width * store.layers / operations,
-        pair_s=4 * width * store.layers / operations,
-        read_s=token_bytes / bytes_per_s,
-    )

@@ -23,6 +23,7 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.utils import yield_req_data
 from vllm.logger import init_logger
 
+from dalsegno.integrations.common.steps import StepWork, work_of
 from dalsegno.integrations.vllm import inputs, metrics
 from dalsegno.integrations.vllm.calls import Calls
 from dalsegno.integrations.vllm.direct import offering, space
@@ -35,7 +36,6 @@ from dalsegno.integrations.vllm.direct.step import (
     LoadWay,
     StepPlan,
     StepReport,
-    StepWork,
 )
 from dalsegno.integrations.vllm.settings import FAIL_WARNING, ConnectorSettings
 
@@ -225,14 +225,11 @@ class DirectScheduler:
 
     def _work(self, scheduled: Mapping[str, int]) -> StepWork | None:
         """Returns what a step computes; None for nothing, or if it has unknown requests."""
-        tokens, pairs, read = 0, 0.0, 0
-        for request_id, count in scheduled.items():
-            if (state := self._requests.get(request_id)) is None:
-                return None
-            before = state.request.num_computed_tokens
-            tokens, read = tokens + count, read + before + count
-            pairs += count * (before + count / 2)
-        return StepWork(tokens, pairs, read) if tokens else None
+        known = [self._requests.get(request_id) for request_id in scheduled]
+        if None in known:
+            return None
+        before = [state.request.num_computed_tokens for state in known if state]
+        return work_of(zip(before, scheduled.values(), strict=True))
 
     def _note_pages(self, plan: StepPlan, output: Any) -> None:
         """Notes which blocks vLLM gave to requests in this step, or took from them."""

@@ -16,6 +16,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
+from dalsegno.integrations.common.steps import StepTime, StepWork
+
 _T = TypeVar("_T")
 
 
@@ -105,21 +107,6 @@ class SaveJob:
     pages: list[int]
 
 
-@dataclass(frozen=True)
-class StepWork:
-    """What a step computes.
-
-    Attributes:
-        tokens: New tokens of all requests.
-        pairs: Pairs of a new token and one before it in its request.
-        read: Tokens of all requests whose keys and values are read, the new ones included.
-    """
-
-    tokens: float
-    pairs: float
-    read: float
-
-
 @dataclass
 class StepPlan(KVConnectorMetadata):  # type: ignore[misc]
     """What one step loads and saves.
@@ -146,19 +133,6 @@ class StepPlan(KVConnectorMetadata):  # type: ignore[misc]
     must_drain: bool = False
     space: BlockSpace | None = None
     work: StepWork | None = None
-
-
-@dataclass(frozen=True)
-class StepTime:
-    """How long a step computed.
-
-    Attributes:
-        work: What.
-        seconds: Without the time for which it waited.
-    """
-
-    work: StepWork
-    seconds: float
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 1. With the policy `auto`, the first token is predicted to come no later than if nothing was loaded,
    but for the guard: a request that costs no more may measure a tier again.
-2. A step waits for blocks at most `max_step_load_s` beyond what it computes meanwhile, as
+2. A step waits for blocks at most `max_wait_s` beyond what it computes meanwhile, as
    predicted.
 3. Nothing here does I/O or waits.
 """
@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dalsegno.integrations.vllm.direct.step import StepTime
-from dalsegno.integrations.vllm.settings import ConnectorSettings
+from dalsegno.integrations.common.settings import StoreSettings
+from dalsegno.integrations.common.steps import StepTime
 from dalsegno.profiles import Profile
 
 TIERS = ("dram", "log", "far")
@@ -25,6 +25,8 @@ GUARD_PART = 0.02
 # A step with fewer tokens decodes; so many others must have been measured before a step waits for
 # blocks that are read beside what it computes.
 PROMPT_TOKENS, FEW_STEPS = 64, 3
+# A load that was given up counts as one that takes so many times longer.
+LONGER = 2.0
 # With so many waiting requests, the first token of one may come later for the sake of all.
 BUSY = 4
 # Waiting requests that count as many as there can be, for the objective `throughput`.
@@ -42,12 +44,14 @@ class Engine:
         block_bytes: Bytes of a block, on one worker.
         block_tokens: Tokens of a block.
         chunk: Tokens of one request that a step computes at most.
+        max_wait_s: Seconds for which a load may delay a step.
     """
 
     layers: int
     block_bytes: int
     block_tokens: int
     chunk: int
+    max_wait_s: float = 0.0
 
 
 @dataclass
@@ -56,7 +60,7 @@ class Wish:
 
     Attributes:
         runs: Their tiers, in order.
-        computed: Tokens that vLLM has itself.
+        computed: Tokens that the engine has itself.
         prompt: Tokens of the request.
         most_copied: Leading blocks that may be copied inside a step, from places.
         most_read: Leading blocks that may be read inside a step.
@@ -116,11 +120,11 @@ class LoadDecider:
         engine: What the engine computes and loads.
     """
 
-    def __init__(self, settings: ConnectorSettings, engine: Engine, profile: Profile) -> None:
+    def __init__(self, settings: StoreSettings, engine: Engine, profile: Profile) -> None:
         """Starts with what earlier engines of the same kind have learned.
 
         Args:
-            settings: Of the connector.
+            settings: The policy.
             engine: What the engine computes and loads.
             profile: What is known of it.
         """
@@ -166,7 +170,7 @@ class LoadDecider:
             guard_s=self.guard_s(wish),
             most_overlapped=max(wish.most_copied, wish.most_read),
             most_copied=wish.most_copied,
-            most_wait_s=self._settings.max_step_load_s,
+            most_wait_s=engine.max_wait_s,
             backlog_s=backlog_s,
             waiting=waiting,
             queued=tuple(self._queued(tier) for tier in TIERS),
@@ -192,7 +196,7 @@ class LoadDecider:
         """Whether a step may wait for so many blocks."""
         # Copies take so little time that they are not set against what the step computes.
         beside_s = 0.0 if count <= wish.most_copied else self._step_s(wish, count)
-        return self._load_s(wish, count) <= self._settings.max_step_load_s + beside_s
+        return self._load_s(wish, count) <= self.engine.max_wait_s + beside_s
 
     def _step_s(self, wish: Wish, count: int) -> float:
         """Returns the seconds of the first step behind so many blocks."""
@@ -233,7 +237,7 @@ class LoadDecider:
         Args:
             number: Of the load.
             seconds: On the slowest worker; 0 if it did not begin.
-            is_whole: Whether it has brought all blocks: others took at least so long.
+            is_whole: Whether it has brought all blocks: others would have taken longer.
         """
         running = self._running.pop(number, None)
         if running is None or not seconds or not running.sizes:
@@ -243,8 +247,11 @@ class LoadDecider:
         expected = {tier: self.model.load_s(tier, size) for tier, size in sizes.items()}
         slowest = max(expected, key=lambda tier: expected[tier])
         own_s = seconds - sum(expected[tier] for tier in expected if tier != slowest)
-        if own_s > 0 and (is_whole or own_s > expected[slowest]):
+        if is_whole and own_s > 0:
             self.model.note_load(slowest, sizes[slowest], own_s)
+        elif own_s > expected[slowest]:
+            # It was given up: nobody knows how long it would have taken.
+            self.model.note_load(slowest, sizes[slowest], LONGER * own_s)
 
     def note_step(self, step: StepTime) -> None:
         """Learns how long a step took."""
