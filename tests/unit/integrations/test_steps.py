@@ -22,7 +22,7 @@ def seconds(steps: StepClock) -> float | None:
     """Ends a step."""
     step = steps.end()
     assert step is None or step.work == WORK
-    return step and step.seconds
+    return None if step is None else step.seconds
 
 
 def test_work_adds_the_requests_of_a_step() -> None:
