@@ -7,7 +7,9 @@ use dalsegno_core::{ChainHash, KvLayout, ManualClock, Namespace, SpaceFacts};
 use dalsegno_io::BufferPool;
 use dalsegno_serve::fuzzing::{Talk, answer, messages};
 use dalsegno_store::testing::{Executor, MergeRules, Parts, ScrubRules, Tiers};
-use dalsegno_store::{ArenaBacking, Backing, Config, Memory, Pool, Put, Store, StoreId, Terms};
+use dalsegno_store::{
+    ArenaBacking, Backing, Config, Keep, Memory, Pool, Put, Store, StoreId, Terms,
+};
 
 use crate::device::MemoryDevice;
 
@@ -44,7 +46,7 @@ fn pool(clock: &Arc<ManualClock>) -> Pool {
     store.register(&namespace(), dalsegno_store::RegisterOptions::default()).expect("a namespace");
     let chain = [ChainHash([1; 32]), ChainHash([2; 32])];
     let blocks = chain.iter().map(|hash| vec![Memory::owned(vec![hash.0[0]; BLOCK], ())]).collect();
-    let put = Put { chain: &chain, first: 0, blocks };
+    let put = Put { chain: &chain, first: 0, blocks, keep: Keep::Stored };
     store.put_batch(namespace().id(), put, &Terms::default()).expect("space");
     Pool::of(store).expect("a pool")
 }

@@ -7,7 +7,7 @@ use dalsegno_io::{BufferPool, Device, lend};
 use dalsegno_log::store_header;
 use dalsegno_store::testing::{Executor, MergeRules, Parts, ScrubRules};
 use dalsegno_store::{
-    ChainHash, Compression, Config, IndexChoice, KvLayout, Namespace, Put, PutOutcome,
+    ChainHash, Compression, Config, IndexChoice, Keep, KvLayout, Namespace, Put, PutOutcome,
     RegisterOptions, Scope, Store, StoreId, Terms,
 };
 
@@ -88,7 +88,7 @@ fn put(store: &Store, namespace: &Namespace, number: u64) -> Vec<PutOutcome> {
     let blocks: Vec<Vec<u8>> = chain.iter().map(block).collect();
     lend(|lender| {
         let blocks = blocks.iter().map(|bytes| vec![lender.shared(bytes)]).collect();
-        let put = Put { chain: &chain, first: 0, blocks };
+        let put = Put { chain: &chain, first: 0, blocks, keep: Keep::Stored };
         store.put_batch(namespace.id(), put, &Terms::default())
     })
     .map(|report| report.outcomes)

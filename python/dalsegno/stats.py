@@ -223,6 +223,7 @@ class Stats(TypedDict):
 
     put_calls: int  # calls of put
     put_stored_blocks: int  # blocks that puts wrote
+    pool_only_blocks: int  # blocks that pool-only puts kept in DRAM
     put_present_blocks: int  # blocks that the store already had
     put_pending_blocks: int  # blocks that another put was writing
     put_declined_blocks: int  # blocks that the admission policy declined

@@ -4,13 +4,13 @@ use std::any::Any;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use dalsegno_serve::{Allocation, Handle};
+use dalsegno_serve::{Allocation, AllocationPut, Handle};
 use dalsegno_store::{Memory, Namespace, Put, Terms};
 use pyo3::prelude::*;
 use pyo3::types::PyMemoryView;
 
 use crate::access::Access;
-use crate::arguments::{Number, timeout};
+use crate::arguments::{Number, keep, timeout};
 use crate::buffers::hashes;
 use crate::errors::OrRaise;
 use crate::transfer::PyPutReport;
@@ -64,6 +64,8 @@ impl PyAllocation {
     ///     chain: Block hashes in prefix order, 32 bytes each; may start at any block of a prompt.
     ///     first: Position in ``chain`` of the first block.
     ///     timeout_s: Seconds from now after which the remaining blocks fail; ``None`` waits.
+    ///     pool_only: Whether the blocks are kept in the DRAM pool only:
+    ///         see :meth:`Namespace.put_batch`.
     ///
     /// Returns:
     ///     The outcome of each block, as of :meth:`Namespace.put_batch`.
@@ -73,8 +75,8 @@ impl PyAllocation {
     ///     PoisonedError: A sync failed, now or earlier.
     ///     ClosedError: The store is closed.
     #[pyo3(
-        signature = (chain, *, first=Number::new(0), timeout_s=None),
-        text_signature = "($self, chain, *, first=0, timeout_s=None)"
+        signature = (chain, *, first=Number::new(0), timeout_s=None, pool_only=false),
+        text_signature = "($self, chain, *, first=0, timeout_s=None, pool_only=False)"
     )]
     fn commit(
         &self,
@@ -82,14 +84,17 @@ impl PyAllocation {
         chain: &Bound<'_, PyAny>,
         first: Number<usize>,
         timeout_s: Option<f64>,
+        pool_only: bool,
     ) -> PyResult<PyPutReport> {
-        let (chain, first) = (hashes(chain)?, first.named("first")?);
+        let (chain, first, keep) = (hashes(chain)?, first.named("first")?, keep(pool_only));
         let terms = Terms { timeout: timeout(timeout_s)?, cancel: None };
         let count = self.memory.count_of(&chain, first).or_raise()?;
         let put = || match &self.store {
-            Handle::Served(client) => client.commit(&self.memory, &chain, first, &terms),
+            Handle::Served(client) => {
+                client.commit(&self.memory, AllocationPut { chain: &chain, first, keep }, &terms)
+            }
             Handle::Here(store) => {
-                let put = Put { chain: &chain, first, blocks: self.blocks(count) };
+                let put = Put { chain: &chain, first, blocks: self.blocks(count), keep };
                 store.put_batch(self.namespace.id(), put, &terms)
             }
         };

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use dalsegno_serve::SOCKET_PREFIX;
+use dalsegno_store::Keep;
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 
@@ -20,6 +21,11 @@ pub(crate) fn timeout(seconds: Option<f64>) -> PyResult<Option<Duration>> {
         })
     };
     seconds.map(convert).transpose()
+}
+
+/// Where a put from Python keeps its blocks.
+pub(crate) fn keep(pool_only: bool) -> Keep {
+    if pool_only { Keep::PoolOnly } else { Keep::Stored }
 }
 
 /// A type of number that a position or a count may have.

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 
 use crate::access::Access;
 use crate::allocation::PyAllocation;
-use crate::arguments::{Number, timeout};
+use crate::arguments::{Number, keep, timeout};
 use crate::buffers::{blocks, hashes};
 use crate::errors::OrRaise;
 use crate::gpu::PyGpu;
@@ -89,6 +89,9 @@ impl PyNamespace {
     ///         written in place; other memory goes through a staging buffer.
     ///     first: Position in ``chain`` of the first block given.
     ///     timeout_s: Seconds from now after which the remaining blocks fail; ``None`` waits.
+    ///     pool_only: Whether the blocks are kept in the DRAM pool only, and never written. Then
+    ///         they are gone when the pool evicts them or the store is closed. Blocks for which
+    ///         the pool has no place are declined.
     ///
     /// Returns:
     ///     The outcome of each block. A full disk, a timeout and a failing device are outcomes, not
@@ -101,8 +104,8 @@ impl PyNamespace {
     ///
     /// Source: docs/formats/log.md; oracle ``tests/contract/reference_store.py``.
     #[pyo3(
-        signature = (chain, blocks, *, first=Number::new(0), timeout_s=None),
-        text_signature = "($self, chain, blocks, *, first=0, timeout_s=None)"
+        signature = (chain, blocks, *, first=Number::new(0), timeout_s=None, pool_only=false),
+        text_signature = "($self, chain, blocks, *, first=0, timeout_s=None, pool_only=False)"
     )]
     fn put_batch(
         &self,
@@ -111,12 +114,13 @@ impl PyNamespace {
         blocks: &Bound<'_, PyAny>,
         first: Number<usize>,
         timeout_s: Option<f64>,
+        pool_only: bool,
     ) -> PyResult<PyPutReport> {
         let first = first.named("first")?;
         let (chain, blocks) = (hashes(chain)?, self::blocks(blocks, Access::Read)?);
         let terms = Terms { timeout: timeout(timeout_s)?, cancel: None };
         let id = self.namespace.id();
-        let put = Put { chain: &chain, first, blocks };
+        let put = Put { chain: &chain, first, blocks, keep: keep(pool_only) };
         let report = py.detach(|| self.store.put_batch(id, put, &terms)).or_raise()?;
         Ok(PyPutReport::new(report))
     }
@@ -287,7 +291,7 @@ impl PyNamespace {
 
     /// Starts a put of blocks whose layers come one at a time.
     ///
-    /// Leading blocks that are already present are left out: see :attr:`LayerWriter.first`.
+    /// Leading blocks that are already stored are left out: see :attr:`LayerWriter.first`.
     /// The layers are gathered in memory; nothing is written before the commit.
     ///
     /// Args:
@@ -327,8 +331,8 @@ impl PyNamespace {
     /// The buffers stay in use until the transfer is done. The time in the queue counts towards
     /// ``timeout_s``. Blocks that are removed before the transfer is done are not put.
     #[pyo3(
-        signature = (chain, blocks, *, first=Number::new(0), timeout_s=None),
-        text_signature = "($self, chain, blocks, *, first=0, timeout_s=None)"
+        signature = (chain, blocks, *, first=Number::new(0), timeout_s=None, pool_only=false),
+        text_signature = "($self, chain, blocks, *, first=0, timeout_s=None, pool_only=False)"
     )]
     fn submit_put(
         &self,
@@ -336,6 +340,7 @@ impl PyNamespace {
         blocks: &Bound<'_, PyAny>,
         first: Number<usize>,
         timeout_s: Option<f64>,
+        pool_only: bool,
     ) -> PyResult<PyTransfer> {
         let first = first.named("first")?;
         let (chain, blocks) = (hashes(chain)?, self::blocks(blocks, Access::Read)?);
@@ -345,6 +350,7 @@ impl PyNamespace {
             chain,
             first,
             blocks,
+            keep(pool_only),
             timeout,
         )))
     }

@@ -25,7 +25,7 @@ impl PyPutReport {
 
 #[pymethods]
 impl PyPutReport {
-    /// For each block whether the store has it now: stored by this put, or already present.
+    /// For each block whether the store has it now: kept by this put, or already present.
     #[getter]
     fn kept(&self) -> Vec<bool> {
         self.report.kept()
@@ -35,6 +35,12 @@ impl PyPutReport {
     #[getter]
     fn stored(&self) -> u64 {
         self.report.count(PutOutcome::Stored)
+    }
+
+    /// Blocks that this put keeps in the DRAM pool only.
+    #[getter]
+    fn pool_only(&self) -> u64 {
+        self.report.count(PutOutcome::PoolOnly)
     }
 
     /// Blocks that the store already had.
@@ -49,7 +55,7 @@ impl PyPutReport {
         self.report.count(PutOutcome::Pending)
     }
 
-    /// Blocks that the admission policy declined.
+    /// Blocks that the admission policy declined, or for which the pool has no place.
     #[getter]
     fn declined(&self) -> u64 {
         self.report.count(PutOutcome::Declined)
@@ -63,8 +69,9 @@ impl PyPutReport {
 
     fn __repr__(&self) -> String {
         format!(
-            "PutReport(stored={}, present={}, pending={}, declined={}, failed={})",
+            "PutReport(stored={}, pool_only={}, present={}, pending={}, declined={}, failed={})",
             self.stored(),
+            self.pool_only(),
             self.present(),
             self.pending(),
             self.declined(),

@@ -4,7 +4,7 @@ use dalsegno_store::{LayerSlices, LayerWriter, Terms};
 use pyo3::prelude::*;
 
 use crate::access::Access;
-use crate::arguments::{Number, timeout};
+use crate::arguments::{Number, keep, timeout};
 use crate::buffers::blocks;
 use crate::errors::OrRaise;
 use crate::gpu::PyGpuPoint;
@@ -130,9 +130,9 @@ impl PyLayerWriter {
     ///
     /// Wait for the transfers of all layers first. The result of the transfer is ``None``. A
     /// transfer that is throttled leaves everything as it is: commit again.
-    #[pyo3(signature = (*, timeout_s=None))]
-    fn submit_commit(&self, timeout_s: Option<f64>) -> PyResult<PyTransfer> {
-        Ok(PyTransfer::layer(self.writer.submit_commit(timeout(timeout_s)?)))
+    #[pyo3(signature = (*, timeout_s=None, pool_only=false))]
+    fn submit_commit(&self, timeout_s: Option<f64>, pool_only: bool) -> PyResult<PyTransfer> {
+        Ok(PyTransfer::layer(self.writer.submit_commit(keep(pool_only), timeout(timeout_s)?)))
     }
 
     /// Puts the blocks, as :meth:`Namespace.put_batch` does.
@@ -141,18 +141,20 @@ impl PyLayerWriter {
     ///
     /// Args:
     ///     timeout_s: Seconds after which the commit fails; ``None`` waits.
+    ///     pool_only: Whether the blocks are kept in the DRAM pool only:
+    ///         see :meth:`Namespace.put_batch`.
     ///
     /// Returns:
     ///     How many blocks are visible then: all but those that were removed since the writer was
-    ///     made, that the admission policy declined, or that another put is writing.
+    ///     made, that were declined, or that another put is writing.
     ///
     /// Raises:
     ///     InvalidError: A layer is missing.
     ///     UnavailableError: Some blocks could not be stored, or not within ``timeout_s``. What was
     ///         gathered is gone.
-    #[pyo3(signature = (*, timeout_s=None))]
-    fn commit(&self, py: Python<'_>, timeout_s: Option<f64>) -> PyResult<usize> {
+    #[pyo3(signature = (*, timeout_s=None, pool_only=false))]
+    fn commit(&self, py: Python<'_>, timeout_s: Option<f64>, pool_only: bool) -> PyResult<usize> {
         let terms = Terms { timeout: timeout(timeout_s)?, cancel: None };
-        py.detach(|| self.writer.commit(&terms)).or_raise()
+        py.detach(|| self.writer.commit(keep(pool_only), &terms)).or_raise()
     }
 }

@@ -63,6 +63,7 @@ pub fn messages(namespace: &Namespace) -> Vec<Vec<u8>> {
         Request::Namespaces { skip: 0 },
         Request::Look { namespace: id, how: Look::Contains },
         Request::Look { namespace: id, how: Look::Locate },
+        Request::Look { namespace: id, how: Look::Stored },
         Request::Acquire { namespace: id, each: true, timeout_ns },
         Request::Lease { namespace: id, timeout_ns },
         Request::Release { leases: vec![1, 2] },
@@ -72,7 +73,15 @@ pub fn messages(namespace: &Namespace) -> Vec<Vec<u8>> {
         Request::Take { limit: 9 },
         Request::Waiting,
         Request::Window,
-        Request::Put { namespace: id, first: 0, count: 1, offset: 4096, ticket: 0, timeout_ns },
+        Request::Put {
+            namespace: id,
+            first: 0,
+            count: 1,
+            offset: 4096,
+            ticket: 0,
+            timeout_ns,
+            pool_only: true,
+        },
     ];
     requests.iter().map(wire::encode).collect()
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use dalsegno_core::{ChainHash, Config, Error, ErrorKind, Namespace, NamespaceId, Result, StoreId};
 use dalsegno_store::{
-    GetReport, LayerSpan, LayerWriter, Lease, Load, LoadTarget, Located, Memory, PagedBlocks, Put,
-    PutReport, Region, RegisterOptions, RemovalWatch, Removals, Scope, Store, Terms, Transfer,
+    GetReport, Keep, LayerSpan, LayerWriter, Lease, Load, LoadTarget, Located, Memory, PagedBlocks,
+    Put, PutReport, Region, RegisterOptions, RemovalWatch, Removals, Scope, Store, Terms, Transfer,
     absolute,
 };
 
@@ -255,9 +255,10 @@ impl Handle {
         chain: Vec<ChainHash>,
         first: usize,
         blocks: Vec<Vec<Memory>>,
+        keep: Keep,
         timeout: Option<Duration>,
     ) -> Transfer<PutReport> {
-        either!(self, store => store.submit_put(namespace, chain, first, blocks, timeout))
+        either!(self, store => store.submit_put(namespace, chain, first, blocks, keep, timeout))
     }
 
     /// See [`Store::submit_get`].

@@ -37,7 +37,7 @@ mod simulation;
 mod wire;
 
 pub use account::{AccountStats, Bound, Bounds, LeaseShare};
-pub use client::{Allocation, Client, ServedLease, ServedWatch};
+pub use client::{Allocation, AllocationPut, Client, ServedLease, ServedWatch};
 pub use handle::{Handle, HandleLease, HandleWatch};
 pub use place::{SOCKET_PREFIX, socket_of};
 pub use presence::{Presence, explained, server_of};

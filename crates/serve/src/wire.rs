@@ -39,7 +39,8 @@ pub(crate) enum Request {
     Register { encoding: Vec<u8>, codec: Option<(String, u32)> },
     /// The namespaces behind the first `skip`, by their ids. Answer: [`Reply::Namespaces`].
     Namespaces { skip: u32 },
-    /// The tail has the hashes. Answer: [`Reply::Count`], [`Reply::Flags`] for those about each block, or
+    /// The tail has the hashes. Answer: [`Reply::Count`] for those about leading blocks, [`Reply::Flags`] for those
+    /// about each block, or
     /// [`Reply::Located`] for [`Look::Locate`].
     Look { namespace: NamespaceBytes, how: Look },
     /// Finds blocks, to copy them. The tail has the hashes. Answer: [`Reply::Acquired`].
@@ -59,6 +60,7 @@ pub(crate) enum Request {
         offset: u64,
         ticket: u64,
         timeout_ns: Option<u64>,
+        pool_only: bool,
     },
     /// Removes blocks, all of the namespace if `all`. The tail has the hashes. Answer: [`Reply::Count`].
     Remove { namespace: NamespaceBytes, all: bool, timeout_ns: Option<u64> },
@@ -80,6 +82,8 @@ pub(crate) enum Look {
     Contains,
     Peek,
     Locate,
+    /// How many leading blocks a put by layer skips.
+    Stored,
 }
 
 /// What the server answers.
@@ -271,12 +275,13 @@ pub(crate) fn outcome_of(byte: u8) -> Result<Outcome, Malformed> {
     }
 }
 
-const PUT_OUTCOMES: [PutOutcome; 5] = [
+const PUT_OUTCOMES: [PutOutcome; 6] = [
     PutOutcome::Stored,
     PutOutcome::Present,
     PutOutcome::Pending,
     PutOutcome::Declined,
     PutOutcome::Failed,
+    PutOutcome::PoolOnly,
 ];
 
 /// The byte of an outcome of a put.
@@ -329,6 +334,18 @@ mod tests {
         let mut probe = encode(&Request::Look { namespace, how: Look::Probe });
         push_hashes(&mut probe, &[ChainHash([0xbb; 32])]);
         assert_eq!(probe, [&[3][..], &[0xaa; 16], &[0], &[0xbb; 32]].concat());
+        let mut put = encode(&Request::Put {
+            namespace,
+            first: 0,
+            count: 1,
+            offset: 4096,
+            ticket: 9,
+            timeout_ns: Some(500),
+            pool_only: true,
+        });
+        push_hashes(&mut put, &[ChainHash([0xbb; 32])]);
+        let numbers = [0, 1, 128, 32, 9, 1, 244, 3, 1];
+        assert_eq!(put, [&[8][..], &[0xaa; 16], &numbers, &[0xbb; 32]].concat());
         let located = Located {
             tier: BlockTier::Far,
             blocks: 3,
@@ -363,7 +380,7 @@ mod tests {
         for outcome in PUT_OUTCOMES {
             assert_eq!(put_outcome_of(put_outcome_byte(outcome)), Ok(outcome));
         }
-        assert!(outcome_of(u8::MAX - 1).is_err() && put_outcome_of(5).is_err());
+        assert!(outcome_of(u8::MAX - 1).is_err() && put_outcome_of(6).is_err());
         for kind in KINDS {
             let Reply::Failed { kind: byte, message } = failed(&Error::new(kind, "why")) else {
                 panic!("not a failure")

@@ -10,11 +10,11 @@ use dalsegno_core::{Clock, Error};
 use dalsegno_io::SystemClock;
 use dalsegno_serve::{Client, Server};
 use dalsegno_store::{
-    Cancel, Cause, ErrorKind, LayerSpan, Memory, Outcome, PutOutcome, RegisterOptions, Scope,
-    Terms, lend,
+    Cancel, Cause, ErrorKind, Keep, LayerSpan, Memory, Outcome, PoolPut, Put, PutOutcome,
+    RegisterOptions, Scope, Terms, lend,
 };
 
-use support::{BLOCK, Place, chain, content, get, lease_bytes, namespace, put};
+use support::{BLOCK, Place, chain, content, get, lease_bytes, namespace, put, wait_for};
 
 #[test]
 fn what_one_client_puts_another_gets() {
@@ -66,7 +66,7 @@ fn a_removal_also_removes_what_its_client_submitted_before_it() {
     let submit = |chain: &Vec<_>| {
         let block = |hash| vec![Memory::owned(content(hash, BLOCK), ())];
         let blocks = chain.iter().map(block).collect();
-        client.submit_put(namespace().id(), chain.clone(), 0, blocks, None)
+        client.submit_put(namespace().id(), chain.clone(), 0, blocks, Keep::Stored, None)
     };
     let submitted: Vec<_> = chains.iter().map(submit).collect();
     client.remove(namespace().id(), None, &Terms::default()).unwrap();
@@ -85,7 +85,12 @@ fn a_removal_also_removes_a_put_that_arrived_before_it_and_is_still_copied() {
     let (pool, chain, terms) = (place.pool(), chain("arrived", 3), Terms::default());
     let id = namespace().id();
     pool.store().register(&namespace(), RegisterOptions::default()).unwrap();
-    for removes in [true, false] {
+    for (removes, keep) in [
+        (true, Keep::PoolOnly),
+        (false, Keep::PoolOnly),
+        (true, Keep::Stored),
+        (false, Keep::Stored),
+    ] {
         let arrival = pool.arrival().unwrap();
         let receive = |hash| {
             pool.receive::<Error>(BLOCK, |memory| {
@@ -97,8 +102,10 @@ fn a_removal_also_removes_a_put_that_arrived_before_it_and_is_still_copied() {
         if removes {
             pool.store().remove(id, None, &terms).unwrap();
         }
-        let report = pool.put(arrival, id, &chain, 0, blocks, &terms).unwrap();
-        assert_eq!(report.count(PutOutcome::Stored), if removes { 0 } else { 3 });
+        let put = PoolPut { chain: &chain, first: 0, blocks, keep };
+        let report = pool.put(arrival, id, put, &terms).unwrap();
+        let kept = report.kept().into_iter().filter(|kept| *kept).count();
+        assert_eq!(kept, if removes { 0 } else { 3 });
         assert_eq!(pool.store().contains(id, &chain).unwrap(), [!removes; 3]);
     }
 }
@@ -215,14 +222,55 @@ fn layers_are_put_together_by_the_commit() {
         let half = |hash| content(hash, BLOCK)[layer as usize * BLOCK / 2..][..BLOCK / 2].to_vec();
         let slices = chain[2..].iter().map(|hash| vec![Memory::owned(half(hash), ())]);
         assert_eq!(client.probe(namespace().id(), &chain).unwrap(), 2);
-        assert_eq!(writer.commit(&terms).unwrap_err().kind(), ErrorKind::Invalid);
+        assert_eq!(writer.commit(Keep::Stored, &terms).unwrap_err().kind(), ErrorKind::Invalid);
         writer.store_layer(layer, slices.collect(), &terms).unwrap();
     }
-    assert_eq!(writer.commit(&terms).unwrap(), 3);
+    assert_eq!(writer.commit(Keep::Stored, &terms).unwrap(), 3);
     let got = get(&client, &chain, Scope::Prefix);
     for (hash, bytes) in chain.iter().zip(got) {
         assert_eq!(bytes.unwrap(), content(hash, BLOCK));
     }
+}
+
+#[test]
+fn pool_only_blocks_of_a_client_are_served_until_they_are_removed_or_the_server_ends() {
+    let place = Place::new();
+    let server = place.serve();
+    let (a, b) = (place.client(), place.client());
+    let (chain, id, terms) = (chain("pool", 6), namespace().id(), Terms::default());
+    let writer = |first: usize, count: usize, keep| {
+        let span = LayerSpan { chain: &chain, first, count };
+        let writer = a.layer_writer(id, span, &terms).unwrap();
+        let whole = |hash| vec![Memory::owned(content(hash, BLOCK), ())];
+        let blocks = chain[writer.first()..][..writer.count()].iter();
+        writer.store_blocks(blocks.map(whole).collect(), &terms).unwrap();
+        (writer.first(), writer.commit(keep, &terms).unwrap())
+    };
+    assert_eq!(writer(0, 4, Keep::PoolOnly), (0, 4));
+    let blocks = chain[4..].iter().map(|hash| vec![Memory::owned(content(hash, BLOCK), ())]);
+    let put = Put { chain: &chain, first: 4, blocks: blocks.collect(), keep: Keep::PoolOnly };
+    let report = a.put_batch(id, put, &terms).unwrap();
+    assert_eq!(report.outcomes, [PutOutcome::PoolOnly; 2]);
+    assert_eq!(b.probe(id, &chain).unwrap(), 6);
+    assert_eq!(b.contains(id, &chain).unwrap(), [true; 6]);
+    assert_eq!(b.locate(id, &chain).unwrap()[0].blocks, 6);
+    assert_eq!(b.lease(id, &chain, &terms).unwrap().len(), 6);
+    let got = get(&b, &chain, Scope::Prefix);
+    for (hash, bytes) in chain.iter().zip(got) {
+        assert_eq!(bytes.unwrap(), content(hash, BLOCK));
+    }
+    let stats = a.stats();
+    assert_eq!((stats["blocks"].as_u64(), stats["pool_only_blocks"].as_u64()), (Some(0), Some(6)));
+    let watch = b.watch_removals(100).unwrap();
+    assert_eq!(b.remove(id, Some(&chain[5..]), &terms).unwrap(), 1);
+    wait_for("removal", || watch.take(10).blocks == [(id, chain[5])]);
+    assert_eq!(writer(0, 2, Keep::Stored), (0, 2), "a writer does not skip pool-only blocks");
+    assert_eq!(a.stats()["blocks"], 2);
+    assert_eq!(a.probe(id, &chain).unwrap(), 5);
+    drop(server);
+    let _server = place.serve();
+    wait_for("client", || a.probe(id, &chain).unwrap() == 2);
+    assert_eq!(get(&a, &chain, Scope::Each).iter().flatten().count(), 2);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use dalsegno_core::ChainHash;
 use dalsegno_io::lend;
-use dalsegno_store::{Error, LayerSpan, LayerWriter, Store, Terms};
+use dalsegno_store::{Error, Keep, LayerSpan, LayerWriter, Store, Terms};
 
 use crate::history::Part;
 use crate::setup::Setup;
@@ -39,7 +39,7 @@ pub(crate) fn put_layers(
         return Ok(Vec::new());
     }
     let present = store.peek(setup.id(part.namespace), wanted).expect("the store is open");
-    writer.commit(&Terms::default())?;
+    writer.commit(Keep::Stored, &Terms::default())?;
     // The index still points a block that was present to its earlier place.
     let added = wanted.iter().zip(present).filter(|(_, present)| !present);
     Ok(added.map(|(hash, _)| *hash).collect())

@@ -8,7 +8,7 @@ use std::time::Duration;
 use dalsegno_core::{ChainHash, Clock, Durability, ErrorKind, Nanos};
 use dalsegno_io::{BufferPool, lend};
 use dalsegno_store::testing::{HeldSpace, hold_space};
-use dalsegno_store::{Error, Put, PutOutcome, PutReport, Stats, Store};
+use dalsegno_store::{Error, Keep, Put, PutOutcome, PutReport, Stats, Store};
 
 use crate::agreement::{Block, MayReturn, check_agreement};
 use crate::blocks::{Blocks, chain_hashes};
@@ -233,7 +233,7 @@ impl World {
         let set_aside = self.stats().quarantined_blocks;
         let result = lend(|lender| {
             let blocks = blocks.iter().map(|block| vec![lender.shared(block)]).collect();
-            let put = Put { chain: &part.chain, first: part.first, blocks };
+            let put = Put { chain: &part.chain, first: part.first, blocks, keep: Keep::Stored };
             self.store().put_batch(id, put, &terms(timed))
         });
         let report = match result {

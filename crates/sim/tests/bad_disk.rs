@@ -11,8 +11,8 @@ mod support;
 use std::time::{Duration, Instant};
 
 use dalsegno_store::{
-    Cause, ChainHash, Config, Durability, ErrorKind, Memory, NamespaceId, Outcome, Put, PutOutcome,
-    PutReport, Scope, Store, Terms, lend, verify,
+    Cause, ChainHash, Config, Durability, ErrorKind, Keep, Memory, NamespaceId, Outcome, Put,
+    PutOutcome, PutReport, Scope, Store, Terms, lend, verify,
 };
 use faulty::FaultyMount;
 use support::{Setup, block, chain, get, namespace, open, setups};
@@ -63,7 +63,7 @@ impl Rig {
         let blocks: Vec<Vec<u8>> = chain.iter().map(|hash| block(*hash, BLOCK)).collect();
         lend(|lender| {
             let blocks = blocks.iter().map(|bytes| vec![lender.shared(bytes)]).collect();
-            let put = Put { chain: &chain, first: 0, blocks };
+            let put = Put { chain: &chain, first: 0, blocks, keep: Keep::Stored };
             self.store.put_batch(self.blocks, put, terms)
         })
     }

@@ -49,9 +49,9 @@ impl Drop for HistoryReport {
 }
 
 /// Runs a history; returns how many answers were compared, and how many were hits of blocks of other hosts.
-fn run(seed: u64, pool: &BufferPool) -> (u64, u64) {
+fn run(seed: u64, uses_pool: bool, pool: &BufferPool) -> (u64, u64) {
     let write = if seed.is_multiple_of(5) { FarWrite::SecondPut } else { FarWrite::Put };
-    let world = World::new(seed, write, pool);
+    let world = World::new(seed, write, uses_pool, pool);
     let report = HistoryReport(Arc::clone(&world), seed);
     for host in 0..HOSTS {
         if host < 2 || seed.is_multiple_of(3) {
@@ -69,24 +69,35 @@ fn run(seed: u64, pool: &BufferPool) -> (u64, u64) {
     (model.checks, model.far_hits)
 }
 
-#[test]
-fn no_get_returns_what_a_removal_covers_and_later_puts_live() {
-    let pool = BufferPool::new(16 << 20, 1 << 20).unwrap();
-    let wanted = std::env::var("DALSEGNO_FAR_SEED").ok().map(|seed| seed.parse().unwrap());
-    let seeds = wanted.map_or(1..=dose(60, 2_000), |seed| seed..=seed);
+/// Runs many histories.
+fn run_all(uses_pool: bool, histories: u64) {
+    let pool = BufferPool::new(16 << 20, 1 << 20).expect("there is memory");
+    let wanted = std::env::var("DALSEGNO_FAR_SEED").ok();
+    let wanted = wanted.map(|seed| seed.parse().expect("a seed is a number"));
+    let seeds = wanted.map_or(1..=histories, |seed| seed..=seed);
     let (mut histories, mut checks, mut far_hits) = (0, 0, 0);
     for seed in seeds {
-        let (compared, hits) = run(seed, &pool);
+        let (compared, hits) = run(seed, uses_pool, &pool);
         (histories, checks, far_hits) = (histories + 1, checks + compared, far_hits + hits);
     }
     println!("{histories} histories, {checks} answers, {far_hits} blocks of other hosts");
 }
 
 #[test]
+fn no_get_returns_what_a_removal_covers_and_later_puts_live() {
+    run_all(false, dose(60, 2_000));
+}
+
+#[test]
+fn no_get_returns_what_a_removal_covers_from_the_pool() {
+    run_all(true, dose(40, 2_000));
+}
+
+#[test]
 fn a_host_that_was_away_while_a_removal_expired_brings_nothing_back() {
     let pool = BufferPool::new(16 << 20, 1 << 20).unwrap();
     for trouble in [None, Some(Trouble::ReadOnly), Some(Trouble::NoCatalogs)] {
-        let world = World::new(1, FarWrite::SecondPut, &pool);
+        let world = World::new(1, FarWrite::SecondPut, false, &pool);
         let report = HistoryReport(Arc::clone(&world), 1);
         for step in away_for_a_week(trouble) {
             world.act(&step);

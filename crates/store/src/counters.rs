@@ -9,6 +9,7 @@ use serde::Serialize;
 pub(crate) struct Counters {
     pub(crate) put_calls: AtomicU64,
     pub(crate) put_stored_blocks: AtomicU64,
+    pub(crate) pool_only_blocks: AtomicU64,
     pub(crate) put_present_blocks: AtomicU64,
     pub(crate) put_pending_blocks: AtomicU64,
     pub(crate) put_declined_blocks: AtomicU64,

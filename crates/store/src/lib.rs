@@ -18,6 +18,7 @@ mod error;
 mod far;
 mod far_work;
 mod jobs;
+mod keep;
 mod load;
 mod lookup;
 mod namespaces;
@@ -39,7 +40,7 @@ pub use api::layer_writer::{
     LayerWriter,
 };
 pub use api::load::{Load, LoadLayers, LoadTarget};
-pub use api::pool::{Arrival, Pool, PoolBlock, PoolUse};
+pub use api::pool::{Arrival, Pool, PoolBlock, PoolPut, PoolUse};
 pub use api::removal_watch::{MAX_WATCHED_BLOCKS, RemovalWatch, Removals};
 pub use api::store::Store;
 pub use counters::{MergeStats, ScrubStats};
@@ -60,6 +61,7 @@ pub use device::DeviceStats;
 pub use error::{absolute, forked, no_thread};
 pub use far::stats::FarStats;
 pub use jobs::transfers::{Direction, MAX_CALLBACKS, Transfer, TransferLanes, TransferState};
+pub use keep::Keep;
 pub use load::place_copies::{PlaceCopies, PlacedSource};
 pub use load::progress::{LayerOrder, LayerOutcome, LoadEnd, LoadProgress};
 pub use load::target::PageTarget;

@@ -15,11 +15,13 @@ pub struct Stats {
     pub put_calls: u64,
     /// Blocks that puts wrote.
     pub put_stored_blocks: u64,
+    /// Blocks that pool-only puts kept in DRAM.
+    pub pool_only_blocks: u64,
     /// Blocks that were present already.
     pub put_present_blocks: u64,
     /// Blocks that another put was writing.
     pub put_pending_blocks: u64,
-    /// Blocks that admission declined.
+    /// Blocks that admission declined, or for which DRAM had no place in a pool-only put.
     pub put_declined_blocks: u64,
     /// Blocks that could not be written: no space, deadline, device.
     pub put_failed_blocks: u64,

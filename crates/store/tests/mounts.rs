@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use dalsegno_store::{
-    Config, Durability, ErrorKind, IndexChoice, NamespaceId, Put, PutOutcome, Store, Terms, lend,
-    verify,
+    Config, Durability, ErrorKind, IndexChoice, Keep, NamespaceId, Put, PutOutcome, Store, Terms,
+    lend, verify,
 };
 use support::mount::{Mount, make_image, succeeds};
 use support::{Setup, block, chain, get, namespace, open, put, setups, skip};
@@ -316,7 +316,11 @@ fn stored(store: &Store, ns: NamespaceId, name: u64) -> u64 {
     let blocks: Vec<Vec<u8>> = chain.iter().map(|hash| block(*hash, 64 << 10)).collect();
     let report = lend(|lender| {
         let blocks = blocks.iter().map(|bytes| vec![lender.shared(bytes)]).collect();
-        store.put_batch(ns, Put { chain: &chain, first: 0, blocks }, &Terms::default())
+        store.put_batch(
+            ns,
+            Put { chain: &chain, first: 0, blocks, keep: Keep::Stored },
+            &Terms::default(),
+        )
     });
     report.map_or(0, |report| report.count(PutOutcome::Stored))
 }

@@ -3,7 +3,7 @@ use crate::account::{Accounts, Bounds, ClientId, LeaseShare, SessionSlot};
 use crate::session::{Answer, Session};
 use crate::wire::{Request, VERSION};
 use dalsegno_core::{Config, KvLayout, ManualClock, Namespace};
-use dalsegno_store::{Backing, Memory, Put, RegisterOptions};
+use dalsegno_store::{Backing, Keep, Memory, Put, RegisterOptions};
 use std::sync::Arc;
 
 /// Bytes of a block: a unit of the pool.
@@ -44,7 +44,8 @@ impl Talk {
         let (id, pool) = (namespace().id(), open());
         pool.store().register(&namespace(), RegisterOptions::default()).unwrap();
         for (at, hash) in chain().iter().enumerate().filter(|(at, _)| present(*at)) {
-            let put = Put { chain: &[*hash], first: 0, blocks: vec![block(at)] };
+            let put =
+                Put { chain: &[*hash], first: 0, blocks: vec![block(at)], keep: Keep::Stored };
             pool.store().put_batch(id, put, &Terms::default()).unwrap();
         }
         pool.store().close();
@@ -164,7 +165,8 @@ fn a_block_put_after_it_was_missed_is_a_hit() {
         let mut talk = Talk::new(|at| at != 5);
         talk.ask(&chain(), each);
         talk.session.read_ahead();
-        let put = Put { chain: &[chain()[5]], first: 0, blocks: vec![block(5)] };
+        let put =
+            Put { chain: &[chain()[5]], first: 0, blocks: vec![block(5)], keep: Keep::Stored };
         talk.pool.store().put_batch(namespace().id(), put, &Terms::default()).unwrap();
         let (outcomes, _) = talk.ask(&chain()[ANSWER..], each);
         assert!(outcomes.iter().all(|outcome| outcome.is_hit()), "{outcomes:?}");

@@ -16,7 +16,7 @@ use super::attachment::Attachment;
 use super::link::Link;
 use super::load::BlockLoad;
 use super::lost::Lost;
-use super::save::{self, Allocation};
+use super::save::{self, Allocation, AllocationPut};
 use super::submitted::SubmittedPuts;
 use super::watch_lines::WatchLines;
 use crate::wire::{self, Look, MOST_HASHES, Reply, Request};
@@ -148,16 +148,13 @@ impl Inner {
     pub(super) fn commit(
         &self,
         allocation: &Allocation,
-        chain: &[ChainHash],
-        first: usize,
+        put: AllocationPut<'_>,
         terms: &Terms,
     ) -> Result<PutReport> {
         let parts = self.enter()?;
-        let count = allocation.count_of(chain, first)?;
+        let count = allocation.count_of(put.chain, put.first)?;
         match parts.server() {
-            Ok(server) => {
-                save::commit(&server, allocation, chain, first, count, &terms.call(&parts.clock))
-            }
+            Ok(server) => save::commit(&server, allocation, put, &terms.call(&parts.clock)),
             Err(_) => Ok(PutReport { outcomes: vec![PutOutcome::Failed; count] }),
         }
     }

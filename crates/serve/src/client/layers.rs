@@ -6,12 +6,12 @@ use std::time::Duration;
 use dalsegno_core::{ChainHash, Clock, Error, Namespace, Result};
 use dalsegno_io::Copier;
 use dalsegno_store::{
-    Direction, GatheredBlocks, GatheredLayer, GatheredPut, LayerHost, LayerSpan, LayerWork,
+    Direction, GatheredBlocks, GatheredLayer, GatheredPut, Keep, LayerHost, LayerSpan, LayerWork,
     LayerWriter, Terms, Transfer,
 };
 
 use super::inner::Inner;
-use super::save::Allocation;
+use super::save::{Allocation, AllocationPut};
 use crate::wire::Look;
 
 /// Most bytes that one put gathers.
@@ -37,7 +37,7 @@ pub(super) fn layer_writer(
     let hashes = span.hashes()?;
     let layout = namespace.layout();
     let most = usize::try_from(MOST_BYTES / layout.block_bytes()).unwrap_or(usize::MAX).max(1);
-    let present = client.count_leading(namespace.id(), hashes, Look::Probe, terms)?;
+    let present = client.count_leading(namespace.id(), hashes, Look::Stored, terms)?;
     let (first, count) = (span.first + present, span.count - present);
     if count > most {
         return Err(Error::invalid(format!(
@@ -60,8 +60,9 @@ impl GatheredBlocks for ClientBlocks {
         slices.copy_to(self.allocation.slices(offset, bytes)?.into_iter(), copier)
     }
 
-    fn put(self: Box<Self>, terms: &Terms) -> Result<GatheredPut> {
-        let report = self.client.commit(&self.allocation, &self.chain, self.first, terms)?;
+    fn put(self: Box<Self>, keep: Keep, terms: &Terms) -> Result<GatheredPut> {
+        let put = AllocationPut { chain: &self.chain, first: self.first, keep };
+        let report = self.client.commit(&self.allocation, put, terms)?;
         Ok(GatheredPut::from(&report))
     }
 }

@@ -36,9 +36,10 @@ use std::time::Duration;
 use dalsegno_core::{ChainHash, ErrorKind, Namespace, NamespaceId, Result, StoreId};
 use dalsegno_io::{Executor, SystemClock};
 use dalsegno_store::{
-    Cause, Direction, GetReport, LayerSpan, LayerWriter, Load, LoadProgress, LoadTarget, Located,
-    Memory, Outcome, PageTarget, PagedBlocks, Put, PutOutcome, PutReport, Region, RegisterOptions,
-    Scope, Terms, Transfer, TransferLanes, absolute, check_get, check_pages, no_thread,
+    Cause, Direction, GetReport, Keep, LayerSpan, LayerWriter, Load, LoadProgress, LoadTarget,
+    Located, Memory, Outcome, PageTarget, PagedBlocks, Put, PutOutcome, PutReport, Region,
+    RegisterOptions, Scope, Terms, Transfer, TransferLanes, absolute, check_get, check_pages,
+    no_thread,
 };
 use parking_lot::Mutex;
 
@@ -46,7 +47,7 @@ use parking_lot::Mutex;
 pub(crate) use self::connection::{FIRST_TICKET, Window};
 pub use self::lease::ServedLease;
 pub use self::removals::ServedWatch;
-pub use self::save::Allocation;
+pub use self::save::{Allocation, AllocationPut};
 
 use self::inner::{Inner, Parts, look};
 use self::link::Link;
@@ -349,7 +350,8 @@ impl Client {
         self.inner.put_batch(namespace, &put, terms)
     }
 
-    /// Puts the first blocks of an allocation, as many as `chain` has from `first` on. Nobody may write them meanwhile.
+    /// Puts the first blocks of an allocation, as many as its chain has from `first` on. Nobody may write them
+    /// meanwhile.
     ///
     /// # Errors
     ///
@@ -357,11 +359,10 @@ impl Client {
     pub fn commit(
         &self,
         allocation: &Allocation,
-        chain: &[ChainHash],
-        first: usize,
+        put: AllocationPut<'_>,
         terms: &Terms,
     ) -> Result<PutReport> {
-        self.inner.commit(allocation, chain, first, terms)
+        self.inner.commit(allocation, put, terms)
     }
 
     /// See [`Store::layer_writer`](dalsegno_store::Store::layer_writer). Layers are gathered in this process, and put
@@ -404,6 +405,7 @@ impl Client {
         chain: Vec<ChainHash>,
         first: usize,
         blocks: Vec<Vec<Memory>>,
+        keep: Keep,
         timeout: Option<Duration>,
     ) -> Transfer<PutReport> {
         let refused = Ok(PutReport { outcomes: vec![PutOutcome::Failed; blocks.len()] });
@@ -411,7 +413,7 @@ impl Client {
         let submitted = self.enter().map(|parts| parts.submitted.begin());
         self.inner.start(Direction::Store, timeout, refused, move |terms| {
             let _until_it_ends = submitted;
-            client.put_batch(namespace, Put { chain: &chain, first, blocks }, terms)
+            client.put_batch(namespace, Put { chain: &chain, first, blocks, keep }, terms)
         })
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use dalsegno_core::{ChainHash, Error, ErrorKind, KvLayout, Namespace, NamespaceId, Result};
 use dalsegno_io::{Call, Claim};
-use dalsegno_store::{Memory, Put, PutOutcome, PutReport};
+use dalsegno_store::{Keep, Memory, Put, PutOutcome, PutReport};
 
 use super::attachment::Attachment;
 use super::connection::Window;
@@ -117,6 +117,17 @@ fn no_memory(layout: KvLayout, count: usize, error: dalsegno_io::IoError) -> Err
     Error::new(ErrorKind::Unavailable, message).with_source(error)
 }
 
+/// A put of the first blocks of an allocation.
+#[derive(Clone, Copy, Debug)]
+pub struct AllocationPut<'a> {
+    /// Hashes of consecutive blocks of a prompt.
+    pub chain: &'a [ChainHash],
+    /// The position in `chain` of the first block.
+    pub first: usize,
+    /// Where the blocks are kept.
+    pub keep: Keep,
+}
+
 /// A part of a put that one message carries.
 struct Part<'a> {
     /// The hash before the blocks, if there is one, and theirs.
@@ -138,6 +149,7 @@ fn message_of(
     offset: usize,
     ticket: u64,
     limit: Option<u64>,
+    keep: Keep,
 ) -> Vec<u8> {
     let mut message = wire::encode(&Request::Put {
         namespace: namespace.0,
@@ -146,6 +158,7 @@ fn message_of(
         offset: (WINDOW_HEADER_BYTES + offset) as u64,
         ticket,
         timeout_ns: limit,
+        pool_only: keep == Keep::PoolOnly,
     });
     wire::push_hashes(&mut message, part.chain);
     message
@@ -168,7 +181,8 @@ pub(super) fn put(
     for blocks in put.blocks.chunks(blocks_of_message(bytes)) {
         let part = part(put.chain, put.first + outcomes.len(), blocks.len());
         let Ok(left) = server.reach().left(call) else { break };
-        let message = |ticket| message_of(namespace.id(), &part, 0, ticket, timeout_ns(left));
+        let (id, left) = (namespace.id(), timeout_ns(left));
+        let message = |ticket| message_of(id, &part, 0, ticket, left, put.keep);
         let all = blocks.len() * bytes;
         let answered = server.call_with_blocks(namespace.id(), message, blocks, all, call);
         if !take_outcomes(&mut outcomes, answered, blocks.len())? {
@@ -183,11 +197,10 @@ pub(super) fn put(
 pub(super) fn commit(
     server: &Attachment,
     allocation: &Allocation,
-    chain: &[ChainHash],
-    first: usize,
-    count: usize,
+    AllocationPut { chain, first, keep }: AllocationPut<'_>,
     call: &Call,
 ) -> Result<PutReport> {
+    let count = allocation.count_of(chain, first)?;
     let bytes = block_bytes(allocation.layout);
     let mut outcomes = Vec::with_capacity(count);
     while outcomes.len() < count {
@@ -196,7 +209,7 @@ pub(super) fn commit(
         let Ok(left) = server.reach().left(call) else { break };
         let offset = outcomes.len() * bytes;
         let (namespace, left) = (allocation.namespace, timeout_ns(left));
-        let message = |ticket| message_of(namespace, &part, offset, ticket, left);
+        let message = |ticket| message_of(namespace, &part, offset, ticket, left, keep);
         let answered = server.call_with_window(namespace, message, &allocation.window, call);
         if !take_outcomes(&mut outcomes, answered, now)? {
             break;

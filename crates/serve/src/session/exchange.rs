@@ -5,8 +5,8 @@ use std::time::Duration;
 use dalsegno_core::{Clock, Deadline};
 use dalsegno_io::{IoError, SealedFile};
 use dalsegno_store::{
-    ChainHash, Compression, Error, Memory, Namespace, NamespaceId, Pool, PoolBlock, PutOutcome,
-    RegisterOptions, Result, Terms, format_bytes,
+    ChainHash, Compression, Error, Keep, Memory, Namespace, NamespaceId, Pool, PoolBlock, PoolPut,
+    PutOutcome, RegisterOptions, Result, Terms, format_bytes,
 };
 
 use super::outgoing::{Handled, Outgoing, Trouble, count};
@@ -30,6 +30,7 @@ pub(super) struct PutRequest {
     pub(super) count: u32,
     pub(super) offset: u64,
     pub(super) ticket: u64,
+    pub(super) keep: Keep,
 }
 
 impl Exchange<'_> {
@@ -75,6 +76,7 @@ impl Exchange<'_> {
         let flags = match how {
             Look::Probe => return Ok(count(store.probe(namespace, &hashes)? as u64)),
             Look::Touch => return Ok(count(store.touch(namespace, &hashes)? as u64)),
+            Look::Stored => return Ok(count(self.pool.count_stored(namespace, &hashes)? as u64)),
             Look::Contains => store.contains(namespace, &hashes)?,
             Look::Peek => store.peek(namespace, &hashes)?,
             Look::Locate => {
@@ -117,7 +119,7 @@ impl Exchange<'_> {
     pub(super) fn put(
         &self,
         namespace: NamespaceId,
-        PutRequest { first, count, offset, ticket }: PutRequest,
+        PutRequest { first, count, offset, ticket, keep }: PutRequest,
         window: &SealedFile,
         deadline: Deadline,
     ) -> Handled {
@@ -146,7 +148,8 @@ impl Exchange<'_> {
                 break;
             }
             let terms = Terms { timeout: self.left(deadline), cancel: None };
-            let report = self.pool.put(arrival, namespace, &chain, first, blocks, &terms)?;
+            let put = PoolPut { chain: &chain, first, blocks, keep };
+            let report = self.pool.put(arrival, namespace, put, &terms)?;
             outcomes.extend(report.outcomes);
             (first, left, offset) = (first + now, left - now, offset + now as u64 * block_bytes);
         }

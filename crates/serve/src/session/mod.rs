@@ -15,7 +15,9 @@ use std::time::Duration;
 
 use dalsegno_core::{Clock, Deadline};
 use dalsegno_io::SealedFile;
-use dalsegno_store::{Error, ErrorKind, NamespaceId, Pool, RemovalWatch, Result, Scope, Terms};
+use dalsegno_store::{
+    Error, ErrorKind, Keep, NamespaceId, Pool, RemovalWatch, Result, Scope, Terms,
+};
 
 use self::exchange::{Exchange, PutRequest, not_read};
 use self::outgoing::{Handled, Outgoing, Trouble, count};
@@ -185,11 +187,12 @@ impl Session {
                 greeted.window = Some(window_of(descriptors)?);
                 Ok(Outgoing::Reply(Reply::Done))
             }
-            Request::Put { namespace, first, count, offset, ticket, timeout_ns } => {
+            Request::Put { namespace, first, count, offset, ticket, timeout_ns, pool_only } => {
                 let Some(window) = &greeted.window else {
                     return Err(Malformed("a put without a window").into());
                 };
-                let put = PutRequest { first, count, offset, ticket };
+                let keep = if pool_only { Keep::PoolOnly } else { Keep::Stored };
+                let put = PutRequest { first, count, offset, ticket, keep };
                 call.put(NamespaceId(namespace), put, window, deadline_of(clock, timeout_ns))
             }
             Request::Remove { namespace, all, timeout_ns } => {

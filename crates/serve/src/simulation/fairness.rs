@@ -45,6 +45,7 @@ impl Fair {
                 offset: WINDOW_HEADER_BYTES as u64,
                 ticket: FIRST_TICKET,
                 timeout_ns: None,
+                pool_only: false,
             };
             let mut message = wire::encode(&put);
             wire::push_hashes(&mut message, &chain);

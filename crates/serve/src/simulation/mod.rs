@@ -227,6 +227,7 @@ impl World {
                         offset,
                         ticket: FIRST_TICKET,
                         timeout_ns,
+                        pool_only: false,
                     },
                     None,
                 )
@@ -382,6 +383,7 @@ fn a_client_may_write_its_window_at_any_time() {
         offset,
         ticket,
         timeout_ns: None,
+        pool_only: false,
     };
     // 4: failed, because the ticket is another one. 0: stored.
     for (ticket, outcome) in [(FIRST_TICKET + 1, 4), (FIRST_TICKET, 0)] {

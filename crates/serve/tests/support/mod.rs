@@ -9,8 +9,8 @@ use dalsegno_core::Clock;
 use dalsegno_io::{Backing, SystemClock};
 use dalsegno_serve::{Client, LeaseShare, ServedLease, Server, socket_of};
 use dalsegno_store::{
-    ChainHash, Config, DramAdmission, KvLayout, Namespace, Pool, Put, PutReport, RegisterOptions,
-    Scope, Terms, lend,
+    ChainHash, Config, DramAdmission, Keep, KvLayout, Namespace, Pool, Put, PutReport,
+    RegisterOptions, Scope, Terms, lend,
 };
 
 /// Bytes of a block: more than one unit of the pool.
@@ -88,7 +88,7 @@ pub(crate) fn put(client: &Client, chain: &[ChainHash], first: usize) -> PutRepo
     let blocks: Vec<Vec<u8>> = chain[first..].iter().map(|hash| content(hash, BLOCK)).collect();
     lend(|lender| {
         let blocks = blocks.iter().map(|block| vec![lender.shared(block)]).collect();
-        let put = Put { chain, first, blocks };
+        let put = Put { chain, first, blocks, keep: Keep::Stored };
         client.put_batch(namespace().id(), put, &Terms::default()).unwrap()
     })
 }

@@ -9,7 +9,7 @@ use dalsegno_far::LIST_EVERY;
 use dalsegno_io::{Memory, lend};
 use dalsegno_sim::chain_hashes;
 use dalsegno_store::testing::{FarStep, applied, step_far};
-use dalsegno_store::{LayerSpan, NamespaceId, Put, PutOutcome, Scope, Store, Terms};
+use dalsegno_store::{Keep, LayerSpan, NamespaceId, Put, PutOutcome, Scope, Store, Terms};
 
 use crate::model::{BLOCK_BYTES, PutFact, Reach, RemovalFact, RemovalNumber, bytes_of};
 use crate::steps::{HOSTS, Span, Step, Target};
@@ -132,7 +132,8 @@ impl World {
             .collect();
         let report = lend(|lender| {
             let blocks = blocks.iter().map(|block| vec![lender.shared(block)]).collect();
-            let put = Put { chain: &chain, first: span.first, blocks };
+            let keep = self.keep(versions.first());
+            let put = Put { chain: &chain, first: span.first, blocks, keep };
             store.put_batch(self.id(span.namespace), put, &Terms::default())
         });
         let state = &mut *self.hosts[host].lock();
@@ -179,7 +180,8 @@ impl World {
         let Some(OpenLayers { writer, versions }) = self.hosts[host].lock().layers.take() else {
             return;
         };
-        if writer.commit(&Terms::default()).is_ok() {
+        let keep = self.keep(versions.first());
+        if writer.commit(keep, &Terms::default()).is_ok() && keep == Keep::Stored {
             self.hosts[host].lock().directory.stored.extend(versions);
         }
     }

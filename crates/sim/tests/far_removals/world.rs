@@ -9,7 +9,7 @@ use dalsegno_far::{MemoryLocation, Tier, WriterId};
 use dalsegno_io::BufferPool;
 use dalsegno_sim::{DeviceOptions, Random, SimDevice, Style};
 use dalsegno_store::testing::{Executor, MergeRules, Parts, ScrubRules, Tiers};
-use dalsegno_store::{Durability, LayerWriter, Namespace, RegisterOptions, Store};
+use dalsegno_store::{Durability, Keep, LayerWriter, Namespace, RegisterOptions, Store};
 use parking_lot::Mutex;
 
 use crate::model::{BLOCK_BYTES, Model, RemovalNumber};
@@ -80,13 +80,21 @@ pub(crate) struct World {
     pub(crate) backup: Mutex<Option<Directory>>,
     pub(crate) steps: Mutex<Vec<String>>,
     write: FarWrite,
+    /// Whether some puts keep their blocks in the pool only.
+    uses_pool: bool,
     pool: BufferPool,
     opens: Mutex<u64>,
 }
 
 impl World {
+    /// Where a put keeps the block of a version, and those after it.
+    pub(crate) fn keep(&self, version: Option<&u64>) -> Keep {
+        let is_for_pool = version.is_some_and(|version| version % 5 < 2);
+        if self.uses_pool && is_for_pool { Keep::PoolOnly } else { Keep::Stored }
+    }
+
     /// Hosts with empty directories, none of them open, and one more for the end of the history.
-    pub(crate) fn new(seed: u64, write: FarWrite, pool: &BufferPool) -> Arc<Self> {
+    pub(crate) fn new(seed: u64, write: FarWrite, uses_pool: bool, pool: &BufferPool) -> Arc<Self> {
         let (clock, location_clock) =
             (Arc::new(ManualClock::default()), Arc::new(ManualClock::default()));
         location_clock.advance(YEAR);
@@ -138,6 +146,7 @@ impl World {
             backup: Mutex::default(),
             steps: Mutex::default(),
             write,
+            uses_pool,
             pool: pool.clone(),
             opens: Mutex::new(0),
         })

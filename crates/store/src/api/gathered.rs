@@ -20,8 +20,9 @@ use crate::api::layer_writer::{
     GatheredBlocks, GatheredLayer, GatheredPut, LayerHost, LayerSpan, LayerWork, LayerWriter,
 };
 use crate::jobs::transfers::{Direction, Transfer, TransferLanes};
+use crate::keep::Keep;
 use crate::put::report::PutOutcome;
-use crate::put::writer::LayerStart;
+use crate::put::writer::{HeldPut, LayerStart};
 use crate::state::arena::ReservedPlace;
 use crate::state::byte_share::ByteShare;
 use crate::state::dram::{Dram, Leaving, MOST_GATHERED_BYTES};
@@ -144,7 +145,7 @@ impl GatheredBlocks for StoreBlocks {
         })
     }
 
-    fn put(self: Box<Self>, terms: &Terms) -> Result<GatheredPut> {
+    fn put(self: Box<Self>, keep: Keep, terms: &Terms) -> Result<GatheredPut> {
         let Self { door, namespace, chain, first, mark, blocks, _shares } = *self;
         let held = blocks.into_iter().map(|block| match block {
             GatheredBlock::Place(place) => {
@@ -153,8 +154,8 @@ impl GatheredBlocks for StoreBlocks {
             GatheredBlock::Heap(bytes) => HeldBlock::Elsewhere(Memory::owned(bytes, ())),
         });
         let store = door.enter()?;
-        let report =
-            store.writer.put_held(namespace, &chain, first, held.collect(), mark, terms)?;
+        let put = HeldPut { chain: &chain, first, blocks: held.collect(), keep };
+        let report = store.writer.put_held(namespace, put, mark, terms)?;
         let removed = store.recent.removals.removed_since(mark, namespace, &chain[first..]);
         let is_removed = |(outcome, hash): &(&PutOutcome, &ChainHash)| {
             **outcome == PutOutcome::Failed && removed.contains(*hash)

@@ -18,6 +18,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::error::to_error;
 use crate::jobs::transfers::Transfer;
+use crate::keep::Keep;
 use crate::put::report::{PutOutcome, PutReport};
 use crate::sizes::{check_layer, check_page_sizes, check_sizes};
 use crate::terms::Terms;
@@ -73,7 +74,7 @@ pub trait GatheredBlocks: fmt::Debug + Send {
     fn fill(&mut self, layer: GatheredLayer, copier: &dyn Copier) -> Result<()>;
 
     /// Puts the blocks, once they are complete.
-    fn put(self: Box<Self>, terms: &Terms) -> Result<GatheredPut>;
+    fn put(self: Box<Self>, keep: Keep, terms: &Terms) -> Result<GatheredPut>;
 }
 
 /// One layer of gathered blocks.
@@ -319,23 +320,23 @@ impl LayerWriter {
     /// Starts [`LayerWriter::commit`] in the background; never waits. A full queue gives a transfer that has ended with
     /// an error: then the blocks may be committed again.
     #[must_use]
-    pub fn submit_commit(&self, timeout: Option<Duration>) -> Transfer<()> {
+    pub fn submit_commit(&self, keep: Keep, timeout: Option<Duration>) -> Transfer<()> {
         let message = "too many transfers are waiting; wait for one of them and commit again";
         let refused = Error::new(ErrorKind::Unavailable, message);
         let writer = self.clone();
-        let work = move |terms: &Terms| writer.commit(terms).map(drop);
+        let work = move |terms: &Terms| writer.commit(keep, terms).map(drop);
         self.host.start(Box::new(work), timeout, refused)
     }
 
     /// Puts the blocks; returns how many are visible then: all of them, but for those that were removed since the
-    /// writer was made, that the admission policy declined, or that another put is writing. Does not wait for a layer
-    /// whose transfer has not started: wait for the transfers first.
+    /// writer was made, that were declined, or that another put is writing. Does not wait for a layer whose transfer
+    /// has not started: wait for the transfers first.
     ///
     /// # Errors
     ///
     /// `Invalid` if a layer is missing (store it and commit again); `Unavailable` or `Poisoned` if blocks could not be
     /// stored, also for lack of time: what was gathered is gone then; `Closed`.
-    pub fn commit(&self, terms: &Terms) -> Result<usize> {
+    pub fn commit(&self, keep: Keep, terms: &Terms) -> Result<usize> {
         let clock = self.host.enter()?;
         let call = terms.call(clock.as_ref());
         let mut progress = self.lock(&call, clock.as_ref())?;
@@ -358,7 +359,7 @@ impl LayerWriter {
         let LayerProgress::Gathering { blocks, .. } = ended else { return Ok(0) };
         let timeout = call.deadline.remaining(clock.now());
         let GatheredPut { visible, failed } =
-            blocks.put(&Terms { timeout, cancel: call.cancel })?;
+            blocks.put(keep, &Terms { timeout, cancel: call.cancel })?;
         if failed == 0 {
             return Ok(visible);
         }

@@ -15,8 +15,11 @@ use dalsegno_index::Scope;
 use dalsegno_io::{Backing, Memory, StopSignal};
 
 use crate::api::store::Store;
+use crate::keep::Keep;
+use crate::lookup::lookups::lookup_limit;
 use crate::open::parts::parts_of;
 use crate::put::report::PutReport;
+use crate::put::writer::HeldPut;
 use crate::read::lease::{Acquired, LeasedBlock, acquire};
 use crate::state::arena::{Arena, ArenaBacking};
 use crate::state::dram::Leaving;
@@ -40,6 +43,19 @@ pub enum PoolBlock {
     Placed(LeasedBlock),
     /// In other memory, because no place was free.
     Elsewhere(Memory),
+}
+
+/// Blocks that another process puts.
+#[derive(Debug)]
+pub struct PoolPut<'a> {
+    /// Hashes of consecutive blocks of a prompt.
+    pub chain: &'a [ChainHash],
+    /// The position in `chain` of the first block.
+    pub first: usize,
+    /// The blocks.
+    pub blocks: Vec<PoolBlock>,
+    /// Where they are kept.
+    pub keep: Keep,
 }
 
 /// The moment at which a request of another process arrived. A removal after it also removes the blocks of a put, and
@@ -168,6 +184,18 @@ impl Pool {
         Ok(Arena::place_bytes(bytes))
     }
 
+    /// How many leading blocks of a chain a put by layer skips: those that the log has. Pool-only blocks and those that
+    /// only the far location has are put.
+    ///
+    /// # Errors
+    ///
+    /// `Closed`.
+    pub fn count_stored(&self, namespace: NamespaceId, chain: &[ChainHash]) -> Result<usize> {
+        let open = self.store.door.enter()?;
+        let limit = lookup_limit(open.workers.clock.as_ref());
+        Ok(open.writer.planner.leading_present(namespace, chain, limit))
+    }
+
     /// Finds blocks as [`Store::get_batch`] does, and keeps them in their places, at most `most_bytes` of them. Blocks
     /// that are only in the log are read into places first. A block for which there is no place is lost as throttled.
     ///
@@ -242,16 +270,15 @@ impl Pool {
         &self,
         Arrival(mark): Arrival,
         namespace: NamespaceId,
-        chain: &[ChainHash],
-        first: usize,
-        blocks: Vec<PoolBlock>,
+        put: PoolPut<'_>,
         terms: &Terms,
     ) -> Result<PutReport> {
+        let PoolPut { chain, first, blocks, keep } = put;
         let held = blocks.into_iter().map(|block| match block {
             PoolBlock::Placed(block) => HeldBlock::Placed(block.into_inner()),
             PoolBlock::Elsewhere(bytes) => HeldBlock::Elsewhere(bytes),
         });
-        let open = self.store.door.enter()?;
-        open.writer.put_held(namespace, chain, first, held.collect(), mark, terms)
+        let put = HeldPut { chain, first, blocks: held.collect(), keep };
+        self.store.door.enter()?.writer.put_held(namespace, put, mark, terms)
     }
 }

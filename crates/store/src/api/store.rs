@@ -16,6 +16,7 @@ use crate::api::layer_writer::{LayerSpan, LayerWriter};
 use crate::api::load::{Load, LoadTarget};
 use crate::api::removal_watch::RemovalWatch;
 use crate::jobs::transfers::{Direction, Transfer, TransferLanes};
+use crate::keep::Keep;
 use crate::load::progress::LoadProgress;
 use crate::lookup::locate::Located;
 use crate::namespaces::registrar::RegisterOptions;
@@ -155,7 +156,7 @@ impl Store {
     /// Puts consecutive blocks of a chain.
     ///
     /// ```
-    /// use dalsegno_store::{ChainHash, Put, PutOutcome, Terms, lend};
+    /// use dalsegno_store::{ChainHash, Keep, Put, PutOutcome, Terms, lend};
     /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/example.rs")); }
     /// # let (_dir, store, id) = example::store();
     ///
@@ -163,7 +164,8 @@ impl Store {
     /// let blocks = [vec![7; 8192], vec![8; 8192]];
     /// let report = lend(|lender| {
     ///     let blocks = blocks.iter().map(|block| vec![lender.shared(block)]).collect();
-    ///     store.put_batch(id, Put { chain: &chain, first: 0, blocks }, &Terms::default())
+    ///     let put = Put { chain: &chain, first: 0, blocks, keep: Keep::Stored };
+    ///     store.put_batch(id, put, &Terms::default())
     /// })?;
     /// assert_eq!(report.count(PutOutcome::Stored), 2);
     /// # Ok::<(), dalsegno_store::Error>(())
@@ -171,8 +173,9 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// `Invalid` if sizes disagree with the namespace (nothing is written); `Poisoned` after a failed sync; `Closed`. A
-    /// full disk, a deadline and a failing device are counted in the report.
+    /// `Invalid` if sizes disagree with the namespace (nothing is written); `Poisoned` after a failed sync, unless the
+    /// put is [pool-only](Keep::PoolOnly); `Closed`. A full disk, a deadline and a failing device are counted in the
+    /// report, and so is a DRAM tier that is off or has no place.
     pub fn put_batch(
         &self,
         namespace: NamespaceId,
@@ -229,8 +232,8 @@ impl Store {
         lease(&self.door.enter()?.loader, namespace, chain, terms)
     }
 
-    /// How many leading blocks of `chain` are present; it may start at any block of a prompt. While the device does not
-    /// respond, only blocks in DRAM are. Present blocks count as used, with all that they depend on.
+    /// How many leading blocks of `chain` are present, in any tier; it may start at any block of a prompt. While the
+    /// device does not respond, only blocks in DRAM are. Present blocks count as used, with all that they depend on.
     ///
     /// ```
     /// use dalsegno_store::ChainHash;
@@ -326,7 +329,7 @@ impl Store {
     /// gathered in memory: until the commit, nothing is written.
     ///
     /// ```
-    /// use dalsegno_store::{ChainHash, LayerSpan, Memory, Terms};
+    /// use dalsegno_store::{ChainHash, Keep, LayerSpan, Memory, Terms};
     /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/example.rs")); }
     /// # let (_dir, store, id) = example::store();
     ///
@@ -337,7 +340,7 @@ impl Store {
     ///     let slice = Memory::owned(vec![7; 4096], ());
     ///     writer.store_layer(layer, [vec![slice]].into_iter().collect(), &terms)?;
     /// }
-    /// assert_eq!(writer.commit(&terms)?, 1);
+    /// assert_eq!(writer.commit(Keep::Stored, &terms)?, 1);
     /// # Ok::<(), dalsegno_store::Error>(())
     /// ```
     ///
@@ -359,12 +362,13 @@ impl Store {
     /// that are removed before it ends are not put.
     ///
     /// ```
-    /// use dalsegno_store::{ChainHash, Memory, PutOutcome};
+    /// use dalsegno_store::{ChainHash, Keep, Memory, PutOutcome};
     /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/example.rs")); }
     /// # let (_dir, store, id) = example::store();
     ///
     /// let block = Memory::owned(vec![7; 8192], ());
-    /// let transfer = store.submit_put(id, vec![ChainHash([1; 32])], 0, vec![vec![block]], None);
+    /// let (chain, blocks) = (vec![ChainHash([1; 32])], vec![vec![block]]);
+    /// let transfer = store.submit_put(id, chain, 0, blocks, Keep::Stored, None);
     /// transfer.on_end(|| println!("the put has ended"))?;
     /// assert!(transfer.wait(None));
     /// let report = transfer.take().expect("it has ended")?;
@@ -378,13 +382,14 @@ impl Store {
         chain: Vec<ChainHash>,
         first: usize,
         blocks: Vec<Vec<Memory>>,
+        keep: Keep,
         timeout: Option<Duration>,
     ) -> Transfer<PutReport> {
         let refused = Ok(PutReport { outcomes: vec![PutOutcome::Failed; blocks.len()] });
         // A removal while it is queued removes its blocks, too.
         let (door, mark) = (Arc::clone(&self.door), self.door.removal_mark());
         self.start(Direction::Store, timeout).run(refused, move |terms| {
-            let put = Put { chain: &chain, first, blocks };
+            let put = Put { chain: &chain, first, blocks, keep };
             let origin = PutOrigin { placed: &[], mark: mark? };
             door.enter()?.writer.put_from(namespace, put, origin, terms)
         })

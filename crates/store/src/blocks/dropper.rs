@@ -1,8 +1,8 @@
 //! Dropping blocks: damaged, evicted and removed ones.
 //!
 //! 1. Blocks leave the index first, then DRAM, so that a get in progress does not bring them back. What is left of an
-//!    evicted segment leaves DRAM by and by: no lookup finds it.
-//! 2. A watch is notified of a block after the index dropped it.
+//!    evicted segment leaves DRAM by and by: no lookup finds it. Only a removal takes pool-only blocks from DRAM.
+//! 2. A watch is notified of a block after the index or, for a pool-only block, DRAM dropped it.
 //! 3. The log forgets the header of an extent that has no blocks left.
 
 use std::sync::Arc;
@@ -40,7 +40,7 @@ impl Dropper {
         self.stored.log.forget(extent.id);
         let hashes: Vec<ChainHash> =
             blocks.iter().map(|block| extent.hashes[*block as usize]).collect();
-        self.recent.dram.remove(extent.namespace, &hashes);
+        self.recent.dram.remove_copies(extent.namespace, &hashes);
         if removed.blocks > 0 {
             self.feed.note(extent.namespace, &hashes);
             add(&self.counters.quarantined_blocks, removed.blocks);
@@ -66,7 +66,7 @@ impl Dropper {
         add(&self.counters.evicted_blocks, removed.blocks);
         let gone = extent.hashes.iter().zip(live).filter(|(_, live)| *live);
         let gone: Vec<ChainHash> = gone.map(|(hash, _)| *hash).collect();
-        self.recent.dram.remove(extent.namespace, &gone);
+        self.recent.dram.remove_copies(extent.namespace, &gone);
     }
 
     /// Drops what the index still has of a segment: extents whose headers cannot be read any more.
@@ -82,27 +82,27 @@ impl Dropper {
     pub(crate) fn remove(&self, namespace: NamespaceId, hashes: &[ChainHash]) -> u64 {
         let (index, dram) = (&self.stored.index, &self.recent.dram);
         let removed = if hashes.is_empty() {
-            let removed = index.remove_namespace(namespace);
-            self.recent.removals.note(namespace, hashes);
-            dram.remove_namespace(namespace);
-            if removed.blocks > 0 {
-                self.feed.note_gap();
-            }
-            removed
+            index.remove_namespace(namespace)
         } else {
-            let removed = index.remove_blocks(namespace, hashes);
-            self.recent.removals.note(namespace, hashes);
-            dram.remove(namespace, hashes);
-            if removed.blocks > 0 {
-                self.feed.note(namespace, hashes);
-            }
-            removed
+            index.remove_blocks(namespace, hashes)
         };
+        self.recent.removals.note(namespace, hashes);
+        let pool_only = if hashes.is_empty() {
+            dram.remove_namespace(namespace)
+        } else {
+            dram.remove(namespace, hashes)
+        };
+        let count = removed.blocks + pool_only;
+        if count > 0 && hashes.is_empty() {
+            self.feed.note_gap();
+        } else if count > 0 {
+            self.feed.note(namespace, hashes);
+        }
         for id in &removed.extents {
             self.stored.log.forget(*id);
         }
-        add(&self.counters.removed_blocks, removed.blocks);
-        removed.blocks
+        add(&self.counters.removed_blocks, count);
+        count
     }
 
     /// Drops blocks of a run that a new extent is about to hold. DRAM keeps them. `hashes` are those of the run.
@@ -117,7 +117,7 @@ impl Dropper {
         }
     }
 
-    /// Handles blocks that the index has dropped: they leave DRAM, and watches are notified.
+    /// Handles removed blocks that the index has dropped: they leave DRAM, and watches are notified.
     pub(crate) fn note_dropped(&self, namespace: NamespaceId, hashes: &[ChainHash]) {
         self.recent.dram.remove(namespace, hashes);
         self.feed.note(namespace, hashes);

@@ -2,7 +2,8 @@
 //!
 //! 1. A block that was removed since its bytes were looked up does not enter, also if it was put again: the bytes are
 //!    from before. No get finds them here in between.
-//! 2. A block that was read is looked up after it entered. It leaves again if it was evicted while it was read.
+//! 2. A block that was read is looked up after it entered. It leaves again if it was evicted while it was read,
+//!    unless it is pool-only.
 
 use std::sync::Arc;
 
@@ -11,6 +12,7 @@ use dalsegno_io::Memory;
 
 use crate::block_key::BlockKey;
 use crate::blocks::finder::Finder;
+use crate::keep::Keep;
 use crate::state::arena::PlacedBlock;
 use crate::state::dram::Dram;
 use crate::state::recent_removals::{RecentRemovals, RemovalMark};
@@ -34,7 +36,8 @@ impl RecentBlocks {
         deadline: Deadline,
     ) {
         if !self.dram.is_off() {
-            self.dram.insert(key, memory, || self.removals.is_removed_since(mark, &key));
+            self.dram
+                .insert(key, memory, Keep::Stored, || self.removals.is_removed_since(mark, &key));
             self.remove_unless_known(key, deadline);
         }
     }
@@ -47,13 +50,13 @@ impl RecentBlocks {
         mark: RemovalMark,
         deadline: Deadline,
     ) {
-        self.dram.keep(key, block, || self.removals.is_removed_since(mark, &key));
+        self.dram.keep(key, block, Keep::Stored, || self.removals.is_removed_since(mark, &key));
         self.remove_unless_known(key, deadline);
     }
 
     fn remove_unless_known(&self, key: BlockKey, deadline: Deadline) {
         if !self.finder.knows(key, deadline) {
-            self.dram.remove(key.0, &[key.1]);
+            self.dram.remove_copies(key.0, &[key.1]);
         }
     }
 }

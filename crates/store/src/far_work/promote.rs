@@ -8,8 +8,9 @@ use dalsegno_io::{Duty, NextStep, StopSignal};
 use crate::counters::add;
 use crate::far::promotions::Promotion;
 use crate::far::tier::FarTier;
+use crate::keep::Keep;
 use crate::put::report::PutOutcome;
-use crate::put::writer::Writer;
+use crate::put::writer::{HeldPut, Writer};
 use crate::terms::Terms;
 
 /// How long a copy to the log may take.
@@ -30,7 +31,8 @@ impl Duty for PromoteDuty {
             let Promotion { namespace, chain, blocks, mark } = promotion;
             let first = chain.len() - blocks.len();
             let terms = Terms::within(PROMOTE);
-            match writer.put_held(namespace, &chain, first, blocks, mark, &terms) {
+            let put = HeldPut { chain: &chain, first, blocks, keep: Keep::Stored };
+            match writer.put_held(namespace, put, mark, &terms) {
                 Ok(report) => {
                     let stored = report.count(PutOutcome::Stored);
                     add(&self.far.counters.promoted_blocks, stored);

@@ -3,7 +3,7 @@
 //! 1. A lookup touches no payload. It waits at most [`LOOKUP_TIMEOUT`] for an on-disk index, and never for the far
 //!    location.
 //! 2. While reads of the device are suspended, only blocks in DRAM and at the far location are present: a load could
-//!    not deliver the others.
+//!    not deliver the others. Pool-only blocks are always present.
 //! 3. A lookup names the blocks of a chain that only the far tier has, because gets of its parts follow.
 //! 4. A lookup counts as a use, since a load follows if it finds the blocks. [`Lookups::peek`] and [`Lookups::locate`]
 //!    are no use.
@@ -93,9 +93,10 @@ impl Lookups {
         let found = self.finder.find(namespace, chain, Scope::Prefix, now);
         let far = self.finder.responding_far();
         let is_suspended = self.device.is_suspended();
-        let blocks = chain[..found.count()].iter().zip(found.are_near(chain.len()));
-        let tiers = blocks.map_while(|(hash, is_near)| {
-            if self.recent.dram.holds(&(namespace, *hash)) {
+        let is_pooled = found.are_pooled(chain.len());
+        let blocks = chain[..found.count()].iter().zip(found.are_near(chain.len())).zip(is_pooled);
+        let tiers = blocks.map_while(|((hash, is_near), is_pooled)| {
+            if is_pooled || self.recent.dram.holds(&(namespace, *hash)) {
                 Some(BlockTier::Dram)
             } else if is_near && !is_suspended {
                 Some(BlockTier::Log)
@@ -113,7 +114,8 @@ impl Lookups {
         self.finder.stored.index.losses()
     }
 
-    /// Those of some blocks that the log does not have, each once; `None` if that cannot be found out in time.
+    /// Those of some blocks that neither the log nor the pool has, each once; `None` if that cannot be found out in
+    /// time.
     pub(crate) fn absent(&self, keys: &[BlockKey]) -> Option<Vec<BlockKey>> {
         let (index, began) = (&self.finder.stored.index, self.clock.now());
         let limit = Deadline::At(began.after(LOOKUP_TIMEOUT));
@@ -123,8 +125,11 @@ impl Lookups {
         for group in keys.chunk_by(|a, b| a.0 == b.0) {
             let namespace = group[0].0;
             let hashes: Vec<ChainHash> = group.iter().map(|key| key.1).collect();
+            // The pool comes first: a block that is stored meanwhile is in the index before it stops being pool-only.
+            let pooled = self.recent.dram.pool_only(namespace, &hashes, Scope::Each);
             let runs = index.resolve(namespace, &hashes, Scope::Each, limit);
-            let found = are_found(hashes.len(), &runs);
+            let mut found = are_found(hashes.len(), &runs);
+            pooled.iter().for_each(|(at, _)| found[*at] = true);
             let left = group.iter().zip(found).filter(|(_, is_found)| !is_found);
             gone.extend(left.map(|(key, _)| *key).filter(|key| seen.insert(*key)));
         }
@@ -159,8 +164,9 @@ impl Lookups {
                     || far.is_some_and(|far| far.find(namespace, hash).is_some());
             }
         }
-        for block in &found.far {
-            present[block.at] = true;
+        let others = found.far.iter().map(|block| block.at);
+        for at in others.chain(found.pooled.iter().map(|block| block.at)) {
+            present[at] = true;
         }
         present
     }

@@ -38,6 +38,7 @@ use crate::remove::remover::Remover;
 use crate::rewrite::space::{LANE_JOBS, SpaceLane};
 use crate::state::arena::ArenaBacking;
 use crate::state::dram::Dram;
+use crate::state::removal_feed::RemovalFeed;
 use crate::tuning::index_care::{IndexCare, IndexCareOptions};
 use crate::tuning::tuner::Tuner;
 use crate::upkeep::merger::Merger;
@@ -58,7 +59,8 @@ fn open_shared(parts: Parts) -> Result<SharedParts> {
     let Parts { device, clock, pool, limits, lock, new_store, executor, .. } = parts;
     let Tiers { arena, far, far_open, stop } = parts.tiers;
     let device = Arc::new(Watched::new(device, &clock, lock));
-    let dram = Arc::new(open_dram(&limits, &arena, &stop)?);
+    let feed = Arc::default();
+    let dram = Arc::new(open_dram(&limits, &arena, &stop, &feed)?);
     let source = LogSource {
         device: Arc::<Watched>::clone(&device),
         clock: Arc::clone(&clock),
@@ -94,9 +96,10 @@ fn open_shared(parts: Parts) -> Result<SharedParts> {
         None => IndexCare::none(),
     };
     let stored = Arc::new(IndexedLog { log, index, care });
-    let finder = Finder { stored: Arc::clone(&stored), hidden: Arc::default(), far };
+    let (hidden, in_pool) = (Arc::default(), Arc::clone(&dram));
+    let finder = Finder { stored: Arc::clone(&stored), hidden, dram: in_pool, far };
     let recent = RecentBlocks { dram, removals: Arc::default(), finder: Arc::new(finder) };
-    let (feed, of_dropper) = (Arc::default(), Arc::clone(&counters));
+    let of_dropper = Arc::clone(&counters);
     let dropper = Dropper { stored, recent: Arc::new(recent), feed, counters: of_dropper };
     Ok(SharedParts {
         limits: Arc::new(limits),
@@ -197,8 +200,13 @@ fn resume_removals(notes: &RemovalNotes, finder: &Finder, remover: &Remover) {
     }
 }
 
-fn open_dram(limits: &Limits, arena: &ArenaBacking, stop: &StopSignal) -> Result<Dram> {
-    Dram::new(limits.dram_bytes, arena, stop).map_err(|error| {
+fn open_dram(
+    limits: &Limits,
+    arena: &ArenaBacking,
+    stop: &StopSignal,
+    feed: &Arc<RemovalFeed>,
+) -> Result<Dram> {
+    Dram::new(limits.dram_bytes, arena, stop, feed).map_err(|error| {
         let wanted = format_bytes(limits.dram_bytes);
         let message =
             format!("the system cannot provide a DRAM tier of {wanted}; set `dram` to less");

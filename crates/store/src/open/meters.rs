@@ -41,6 +41,7 @@ impl Meters {
         Stats {
             put_calls: get(&counters.put_calls),
             put_stored_blocks: get(&counters.put_stored_blocks),
+            pool_only_blocks: get(&counters.pool_only_blocks),
             put_present_blocks: get(&counters.put_present_blocks),
             put_pending_blocks: get(&counters.put_pending_blocks),
             put_declined_blocks: get(&counters.put_declined_blocks),

@@ -161,6 +161,7 @@ impl SharedParts {
             far: self.far(),
             device: Arc::clone(&self.device),
             hidden: Arc::clone(&self.finder().hidden),
+            dram: Arc::clone(&self.recent().dram),
             pending: Pending::default(),
             admission: admission_filter(self.limits.admission),
         };

@@ -9,6 +9,7 @@ use dalsegno_io::{Call, Memory};
 use dalsegno_log::{Append, Log, LogError, Payload};
 
 use crate::error::to_error;
+use crate::keep::Keep;
 use crate::namespaces::table::NamespaceTable;
 use crate::put::publish::ExtentPublisher;
 use crate::put::stretch::{Stretch, stretches};
@@ -131,10 +132,11 @@ impl<'a> Group<'a> {
             for (at, (hash, block)) in extent.hashes.iter().zip(&blocks).enumerate() {
                 let key = (extent.namespace, *hash);
                 let is_removed = || removals.is_removed_since(self.mark, &key);
-                match placed.get(at).and_then(Option::as_ref) {
-                    Some(placed) => dram.keep(key, Arc::clone(placed), is_removed),
-                    None => dram.insert(key, block, is_removed),
-                }
+                // The log has the block in any case.
+                let _ = match placed.get(at).and_then(Option::as_ref) {
+                    Some(placed) => dram.keep(key, Arc::clone(placed), Keep::Stored, is_removed),
+                    None => dram.insert(key, block, Keep::Stored, is_removed),
+                };
             }
         }
         let payload = compressed.map_or(Payload::Plain(blocks), Payload::Compressed);
@@ -166,9 +168,9 @@ impl<'a> Group<'a> {
         })
     }
 
-    /// Removes blocks from DRAM that did not become visible.
+    /// Removes copies from DRAM of blocks that did not become visible.
     fn forget(&self, names: &BlockNames) {
-        self.writer.dram.remove(names.namespace, &names.hashes);
+        self.writer.dram.remove_copies(names.namespace, &names.hashes);
     }
 
     /// Writes what waits and makes it visible.

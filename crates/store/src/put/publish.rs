@@ -81,6 +81,7 @@ impl ExtentPublisher {
         removed.extend(self.removals.removed_since(mark, namespace, &extent.hashes));
         let gone: Vec<ChainHash> =
             extent.hashes.iter().filter(|hash| removed.contains(hash)).copied().collect();
+        let hashes = extent.hashes.clone();
         if gone.is_empty() {
             self.far.iter().for_each(|far| far.outbox.offer(&extent, mark, FarWrite::Put));
         } else {
@@ -88,6 +89,9 @@ impl ExtentPublisher {
             let wanted = |hash: &ChainHash| !removed.contains(hash);
             visible = index.insert(extent, Use::written(round), &wanted, deadline);
             self.dropper.note_dropped(namespace, &gone);
+        }
+        if visible > 0 || gone.is_empty() && are_present {
+            self.dropper.recent.dram.note_stored(namespace, &hashes);
         }
         if visible == 0 {
             log.forget(id);

@@ -5,11 +5,13 @@
 pub enum PutOutcome {
     /// Written, and visible; with durability `batch`, durable.
     Stored,
+    /// In DRAM only, and visible: the put is pool-only.
+    PoolOnly,
     /// Present already.
     Present,
     /// Being written by another put.
     Pending,
-    /// Declined by the admission policy.
+    /// Declined by the admission policy, or DRAM has no place for a block of a pool-only put.
     Declined,
     /// Not written: no space, deadline, cancelled, the device failed, or the block was removed since its bytes were
     /// given. Also a block whose removal still waits for the device, and a present block that a get failed to read, as
@@ -34,7 +36,8 @@ impl PutReport {
     /// Whether each block is in the store now, as far as this put knows.
     #[must_use]
     pub fn kept(&self) -> Vec<bool> {
-        let is_kept = |o: &PutOutcome| matches!(o, PutOutcome::Stored | PutOutcome::Present);
+        use PutOutcome::{PoolOnly, Present, Stored};
+        let is_kept = |outcome: &PutOutcome| matches!(outcome, Stored | PoolOnly | Present);
         self.outcomes.iter().map(is_kept).collect()
     }
 }

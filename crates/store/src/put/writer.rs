@@ -1,6 +1,7 @@
 //! Putting blocks.
 //!
 //! 1. A put first writes an extent, then inserts it into the index. A crash in between loses the put, nothing else.
+//!    A pool-only put does neither (`pool_only.rs`).
 //! 2. If the namespace asks for compression, the caller's thread compresses an extent before space is reserved for it.
 //! 3. A call that is over waits for nothing more: a block without space by then ends as failed.
 
@@ -11,9 +12,11 @@ use dalsegno_io::{Call, IoError, Memory, Operation};
 
 use crate::counters::{Counters, add};
 use crate::error::to_error;
+use crate::keep::Keep;
 use crate::namespaces::table::NamespaceTable;
 use crate::put::group::{ExtentWriter, Group};
-use crate::put::plan::{Plan, PutPlanner};
+use crate::put::plan::{Plan, PlannedPut, PutPlanner};
+use crate::put::pool_only::{PooledBytes, keep_in_pool};
 use crate::put::report::{PutOutcome, PutReport};
 use crate::put::stretch::Stretch;
 use crate::sizes::check_blocks;
@@ -32,6 +35,8 @@ pub struct Put<'a> {
     pub first: usize,
     /// The blocks' bytes: for each block its layers, lowest first, in as many pieces as the caller has.
     pub blocks: Vec<Vec<Memory>>,
+    /// Where they are kept.
+    pub keep: Keep,
 }
 
 impl Put<'_> {
@@ -48,6 +53,16 @@ impl Put<'_> {
         }
         check_blocks(&self.blocks, namespace.layout().block_bytes())
     }
+}
+
+/// Blocks to be put that the store holds.
+#[derive(Debug)]
+pub(crate) struct HeldPut<'a> {
+    pub(crate) chain: &'a [ChainHash],
+    /// The position in `chain` of the first block.
+    pub(crate) first: usize,
+    pub(crate) blocks: Vec<HeldBlock>,
+    pub(crate) keep: Keep,
 }
 
 /// Where the bytes of a put are from.
@@ -95,9 +110,7 @@ impl Writer {
     pub(crate) fn put_held(
         &self,
         namespace: NamespaceId,
-        chain: &[ChainHash],
-        first: usize,
-        blocks: Vec<HeldBlock>,
+        HeldPut { chain, first, blocks, keep }: HeldPut<'_>,
         mark: RemovalMark,
         terms: &Terms,
     ) -> Result<PutReport> {
@@ -108,7 +121,7 @@ impl Writer {
                 HeldBlock::Elsewhere(memory) => (vec![memory], None),
             })
             .unzip();
-        let put = Put { chain, first, blocks: memory };
+        let put = Put { chain, first, blocks: memory, keep };
         self.put_from(namespace, put, PutOrigin { placed: &placed, mark }, terms)
     }
 
@@ -123,12 +136,16 @@ impl Writer {
         let namespace = self.namespaces.get(namespace)?;
         put.check(&namespace)?;
         let call = terms.call(self.clock.as_ref());
-        let report = self.put(&namespace, put, origin, &call)?;
+        let report = match put.keep {
+            Keep::Stored => self.put(&namespace, put, origin, &call)?,
+            Keep::PoolOnly => self.keep_in_pool(namespace.id(), &put, origin, &call),
+        };
         self.merger.after_put();
         let counters = &self.counters;
         let stored = report.count(PutOutcome::Stored);
         add(&counters.put_calls, 1);
         add(&counters.put_stored_blocks, stored);
+        add(&counters.pool_only_blocks, report.count(PutOutcome::PoolOnly));
         add(&counters.put_present_blocks, report.count(PutOutcome::Present));
         add(&counters.put_pending_blocks, report.count(PutOutcome::Pending));
         add(&counters.put_declined_blocks, report.count(PutOutcome::Declined));
@@ -149,8 +166,10 @@ impl Writer {
         if self.planner.device.refuses(Operation::Write, call) {
             return Ok(PutReport { outcomes: vec![PutOutcome::Failed; hashes.len()] });
         }
+        let id = namespace.id();
+        let planned = PlannedPut { namespace: id, hashes, keep: Keep::Stored, since: mark };
         let Plan { wanted, mut outcomes, claim: _claim } =
-            self.planner.plan(namespace.id(), hashes, mark, call.deadline);
+            self.planner.plan(planned, call.deadline);
         let mut blocks: Vec<Option<Vec<Memory>>> = put.blocks.into_iter().map(Some).collect();
         let mut group = Group::new(&self.extents, call, mark);
         for Stretch { first, count } in self.extents.stretches(&wanted, namespace) {
@@ -164,6 +183,19 @@ impl Writer {
             outcomes[first - put.first..][..count].fill(PutOutcome::Stored);
         }
         Ok(PutReport { outcomes })
+    }
+
+    fn keep_in_pool(
+        &self,
+        namespace: NamespaceId,
+        put: &Put<'_>,
+        PutOrigin { placed, mark }: PutOrigin<'_>,
+        call: &Call,
+    ) -> PutReport {
+        let hashes = &put.chain[put.first..put.first + put.blocks.len()];
+        let planned = PlannedPut { namespace, hashes, keep: Keep::PoolOnly, since: mark };
+        let bytes = PooledBytes { blocks: &put.blocks, placed };
+        keep_in_pool(&self.planner, planned, bytes, call, self.clock.as_ref())
     }
 
     /// Begins a put by layer of consecutive blocks.

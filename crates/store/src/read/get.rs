@@ -1,7 +1,7 @@
 //! Getting blocks in five phases: find, serve from DRAM, plan, read, settle.
 //!
-//! 1. The index is asked first. DRAM serves the blocks that it holds, then the log is read. A block counts as a hit
-//!    only after every slice was verified.
+//! 1. The index is asked first, then DRAM for pool-only blocks. DRAM serves the blocks that it holds, then the log is
+//!    read. A block counts as a hit only after every slice was verified.
 //! 2. A block with a bad slice is a miss. It is quarantined immediately, so no call reads it again. Its neighbours
 //!    stay.
 //! 3. A block that the device failed to read stays in the index, and is noted: a put writes it again.
@@ -31,7 +31,7 @@ pub(super) fn run(
     scope: Scope,
 ) -> Vec<GetBlock> {
     let mut blocks: Vec<GetBlock> = wanted.collect();
-    // DRAM holds only blocks that one of the indexes knows.
+    // Pool-only blocks are found with the others. Of all else DRAM has copies of blocks that one of the indexes knows.
     let (finder, id) = (&get.tiers.finder, get.namespace.id());
     let mut found = finder.find_used(id, get.chain, scope, get.call.deadline);
     serve_from_dram(get, &found, &mut blocks);

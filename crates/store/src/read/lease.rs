@@ -24,13 +24,14 @@ use crate::terms::Terms;
 /// Leading blocks of a chain, to be read in their places. Dropping it ends the lease.
 ///
 /// ```
-/// use dalsegno_store::{ChainHash, Memory, Put, Terms};
+/// use dalsegno_store::{ChainHash, Keep, Memory, Put, Terms};
 /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/example.rs")); }
 /// # let (_dir, store, id) = example::store();
 ///
 /// let chain = [ChainHash([1; 32]), ChainHash([2; 32])];
 /// let blocks = vec![vec![Memory::owned(vec![7; 8192], ())]];
-/// store.put_batch(id, Put { chain: &chain[..1], first: 0, blocks }, &Terms::default())?;
+/// let put = Put { chain: &chain[..1], first: 0, blocks, keep: Keep::Stored };
+/// store.put_batch(id, put, &Terms::default())?;
 /// let lease = store.lease(id, &chain, &Terms::default())?;
 /// assert_eq!(lease.len(), 1);
 /// assert!(lease.block(0).unwrap().as_slice().iter().all(|byte| *byte == 7));
@@ -187,7 +188,9 @@ pub(crate) fn lease(
         Some(outcome) => *outcome == Outcome::Lost(Cause::Throttled),
         None => further.first().is_some_and(|hash| {
             let limit = lookup_limit(loader.tiers.clock.as_ref());
-            loader.tiers.stored.index.probe(namespace.id(), std::slice::from_ref(hash), limit) == 1
+            let (id, hash) = (namespace.id(), std::slice::from_ref(hash));
+            loader.tiers.stored.index.probe(id, hash, limit) == 1
+                || !loader.tiers.recent.dram.pool_only(id, hash, Scope::Prefix).is_empty()
         }),
     };
     Ok(Lease { layout: namespace.layout(), blocks, is_truncated, _share: share })

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use dalsegno_core::{BlockTier, ChainHash};
 use dalsegno_index::Run;
 
-use crate::blocks::finder::FoundBlocks;
+use crate::blocks::finder::{FoundBlocks, PooledBlock};
 use crate::far::tier::FarBlock;
 use crate::read::blocks::GetBlock;
 use crate::read::get_call::GetCall;
@@ -18,6 +18,7 @@ pub(super) fn serve_from_dram(get: &GetCall<'_>, found: &FoundBlocks, blocks: &m
     let is_lease = blocks.iter().any(GetBlock::is_for_lease);
     let began = get.tiers.clock.now();
     serve_near(get, &found.near, blocks);
+    serve_pooled(get, &found.pooled, blocks);
     serve_far(get, &found.far, blocks);
     if is_lease {
         let mut positions: Vec<usize> = found.near.iter().flat_map(positions_of).collect();
@@ -43,6 +44,19 @@ fn serve_near(get: &GetCall<'_>, runs: &[Run], blocks: &mut [GetBlock]) {
                 blocks[at].serve(block);
             }
         }
+    }
+}
+
+/// Serves the pool-only blocks, also those that left since they were found.
+fn serve_pooled(get: &GetCall<'_>, found: &[PooledBlock], blocks: &mut [GetBlock]) {
+    if found.is_empty() {
+        return;
+    }
+    // That counts their uses.
+    let hashes: Vec<ChainHash> = found.iter().map(|block| get.chain[block.at]).collect();
+    drop(get.tiers.recent.dram.get(get.namespace.id(), &hashes));
+    for PooledBlock { at, block } in found {
+        blocks[*at].serve(Arc::clone(block));
     }
 }
 

@@ -1,26 +1,33 @@
 //! The DRAM tier: whole blocks within a byte bound, in front of the log.
 //!
-//! 1. It holds only blocks that the index knows, or that a put is about to insert there. A path that removes or evicts
-//!    a block removes it from the index first, then from here. A get that keeps a block looks at the index afterwards.
-//!    A put whose blocks the index does not insert removes them from here.
-//! 2. A block weighs the units of its place, so the tier never exceeds its capacity. A block that left keeps its place
+//! 1. It holds copies of blocks that the index or the far index knows, or that a put is about to insert there, and
+//!    *pool-only* blocks, which a put keeps here and nowhere else. Lookups find a pool-only block without the index. A
+//!    copy is found only if one of the indexes knows the block.
+//! 2. A path that removes or evicts a block removes it from the index first, then from here. A get that keeps a copy
+//!    looks at the index afterwards. A put whose blocks the index does not insert removes its copies from here.
+//! 3. A pool-only block leaves by the policy of the tier or by a removal, and watches are notified. Whatever drops
+//!    copies of blocks that the index has lost leaves it here. It is a copy as soon as the index has it.
+//! 4. A block weighs the units of its place, so the tier never exceeds its capacity. A block that left keeps its place
 //!    until its last reader is done. A block that finds no place does not enter.
-//! 3. No bytes are copied under the lock. A block has its place before its bytes are there, and is a miss until then.
-//! 4. A block evicts at most [`MOST_EVICTED`] others for a contiguous place.
+//! 5. No bytes are copied under the lock. A block has its place before its bytes are there, and is a miss until then.
+//! 6. A block evicts at most [`MOST_EVICTED`] others for a contiguous place.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use dalsegno_arena::UNIT_BYTES;
 use dalsegno_core::{ChainHash, NamespaceId};
+use dalsegno_index::Scope;
 use dalsegno_io::{IoError, Memory, StopSignal};
-use dalsegno_policy::S3Fifo;
 use parking_lot::Mutex;
 
 use super::arena::{Arena, ArenaBacking, PlacedBlock, ReservedPlace};
 use super::byte_share::ByteShare;
+use super::removal_feed::RemovalFeed;
+use super::tier_blocks::{LeftBlocks, TierBlocks};
 
 use crate::block_key::BlockKey;
+use crate::keep::Keep;
 
 /// Blocks that one block may evict, beyond its own weight, until a free range is large enough. The worst block of a mix
 /// of nine sizes evicted 375; such a block is declined, so that no call pays for that many.
@@ -45,11 +52,26 @@ pub(crate) enum Leaving {
     Newcomers,
 }
 
+/// How it ended that a block was to enter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DramEntry {
+    /// It is here.
+    Held,
+    /// There is no place for it.
+    NoPlace,
+    /// It was removed meanwhile.
+    Removed,
+}
+
 #[derive(Debug)]
 pub(crate) struct Dram {
     /// None if the tier is off.
     arena: Option<Arena>,
-    blocks: Mutex<S3Fifo<BlockKey, Arc<PlacedBlock>>>,
+    blocks: Mutex<TierBlocks>,
+    /// How many blocks are pool-only.
+    pool_only: Arc<AtomicUsize>,
+    /// What is notified of pool-only blocks that leave.
+    feed: Arc<RemovalFeed>,
     /// Bytes of places that leases hold.
     leased_bytes: Arc<AtomicU64>,
     /// Bytes that puts by layer gather in other memory.
@@ -80,12 +102,17 @@ impl Dram {
         capacity_bytes: u64,
         backing: &ArenaBacking,
         stop: &StopSignal,
+        feed: &Arc<RemovalFeed>,
     ) -> Result<Self, IoError> {
         let is_on = capacity_bytes >= UNIT_BYTES;
         let arena = is_on.then(|| Arena::new(capacity_bytes, backing, stop)).transpose()?;
+        let most_bytes = arena.as_ref().map_or(0, Arena::capacity_bytes);
+        let pool_only = Arc::default();
         Ok(Self {
-            blocks: Mutex::new(S3Fifo::new(arena.as_ref().map_or(0, Arena::capacity_bytes))),
+            blocks: Mutex::new(TierBlocks::new(most_bytes, &pool_only)),
             arena,
+            pool_only,
+            feed: Arc::clone(feed),
             leased_bytes: Arc::default(),
             gathered_bytes: Arc::default(),
             gathering_bytes: Arc::default(),
@@ -111,7 +138,32 @@ impl Dram {
 
     /// Whether a block is here; this does not count as a use.
     pub(crate) fn holds(&self, key: &BlockKey) -> bool {
-        !self.is_off() && self.blocks.lock().peek(key).is_some()
+        !self.is_off() && self.blocks.lock().holds(key)
+    }
+
+    /// Whether any block is pool-only. Takes no lock.
+    pub(crate) fn has_pool_only(&self) -> bool {
+        self.pool_only.load(Ordering::Acquire) > 0
+    }
+
+    /// Those of some blocks that are pool-only, with their positions: with [`Scope::Prefix`] up to the first one that
+    /// is not. This does not count as a use.
+    pub(crate) fn pool_only(
+        &self,
+        namespace: NamespaceId,
+        hashes: &[ChainHash],
+        scope: Scope,
+    ) -> Vec<(usize, Arc<PlacedBlock>)> {
+        if !self.has_pool_only() {
+            return Vec::new();
+        }
+        let blocks = self.blocks.lock();
+        let found = hashes.iter().map(|hash| blocks.pool_only(&(namespace, *hash))).enumerate();
+        let found = found.map(|(at, block)| Some((at, block?)));
+        match scope {
+            Scope::Prefix => found.map_while(|one| one).collect(),
+            Scope::Each => found.flatten().collect(),
+        }
     }
 
     /// Those of some blocks that are here, and their uses counted.
@@ -173,12 +225,9 @@ impl Dram {
                 Leaving::Newcomers => blocks.evict_newcomer(),
             };
             drop(blocks);
-            if left.is_none() {
-                break;
-            }
-            // Its place is free now, unless somebody reads it.
-            drop(left);
-            self.evicted.fetch_add(1, Ordering::Relaxed);
+            let Some(left) = left else { break };
+            // Its place is free then, unless somebody reads it.
+            self.note_left(left);
             reserved = arena.reserve(bytes);
         }
         if reserved.is_none() && leaving == Leaving::Any {
@@ -193,18 +242,24 @@ impl Dram {
         &self,
         key: BlockKey,
         block: Arc<PlacedBlock>,
+        keep: Keep,
         is_removed: impl FnOnce() -> bool,
-    ) {
+    ) -> DramEntry {
         let weight = Arena::place_bytes(block.len());
         let left = {
             let mut blocks = self.blocks.lock();
-            if blocks.peek(&key).is_some() || is_removed() {
-                return;
+            if is_removed() {
+                return DramEntry::Removed;
             }
-            blocks.insert(key, block, weight)
+            if blocks.holds(&key) {
+                blocks.note_put(key, keep);
+                return DramEntry::Held;
+            }
+            blocks.insert(key, block, weight, keep)
         };
-        self.evicted.fetch_add(left.len() as u64, Ordering::Relaxed);
+        self.note_left(left);
         self.admitted.fetch_add(1, Ordering::Relaxed);
+        DramEntry::Held
     }
 
     /// Copies a block in, if there is a place for it: see [`Self::keep`].
@@ -212,38 +267,76 @@ impl Dram {
         &self,
         key: BlockKey,
         pieces: &[Memory],
+        keep: Keep,
         is_removed: impl FnOnce() -> bool,
-    ) {
-        if self.is_off() || self.holds(&key) {
-            return;
+    ) -> DramEntry {
+        if self.is_off() {
+            return DramEntry::NoPlace;
         }
+        let mut blocks = self.blocks.lock();
+        if blocks.holds(&key) {
+            if is_removed() {
+                return DramEntry::Removed;
+            }
+            blocks.note_put(key, keep);
+            return DramEntry::Held;
+        }
+        drop(blocks);
         let bytes = pieces.iter().map(Memory::len).sum();
-        if let Some(reserved) = self.reserve(bytes, Leaving::Any) {
-            self.keep(key, Arc::new(reserved.copy_from(pieces)), is_removed);
+        match self.reserve(bytes, Leaving::Any) {
+            Some(place) => self.keep(key, Arc::new(place.copy_from(pieces)), keep, is_removed),
+            None => DramEntry::NoPlace,
         }
     }
 
-    pub(crate) fn remove(&self, namespace: NamespaceId, hashes: &[ChainHash]) {
-        if !self.is_off() {
+    /// Notes that the index has these blocks: those that were pool-only are copies from here on.
+    pub(crate) fn note_stored(&self, namespace: NamespaceId, hashes: &[ChainHash]) {
+        if self.has_pool_only() {
             let mut blocks = self.blocks.lock();
             for hash in hashes {
-                blocks.remove(&(namespace, *hash));
+                blocks.unmark(&(namespace, *hash));
             }
         }
     }
 
-    /// Removes all blocks of a namespace. Looks at every block, under the lock.
-    pub(crate) fn remove_namespace(&self, namespace: NamespaceId) {
+    /// Removes blocks that were removed. Returns how many of them were pool-only.
+    pub(crate) fn remove(&self, namespace: NamespaceId, hashes: &[ChainHash]) -> u64 {
+        if self.is_off() {
+            return 0;
+        }
+        let mut blocks = self.blocks.lock();
+        hashes.iter().filter(|hash| blocks.remove(&(namespace, **hash))).count() as u64
+    }
+
+    /// Removes copies of blocks that the index has lost, or did not insert. Pool-only blocks stay.
+    pub(crate) fn remove_copies(&self, namespace: NamespaceId, hashes: &[ChainHash]) {
         if !self.is_off() {
-            self.blocks.lock().remove_all(|(of, _)| *of == namespace);
+            let mut blocks = self.blocks.lock();
+            for hash in hashes {
+                blocks.remove_copy(&(namespace, *hash));
+            }
+        }
+    }
+
+    /// Removes all blocks of a namespace. Looks at every block, under the lock. Returns how many were pool-only.
+    pub(crate) fn remove_namespace(&self, namespace: NamespaceId) -> u64 {
+        if self.is_off() { 0 } else { self.blocks.lock().remove_namespace(namespace) as u64 }
+    }
+
+    /// Frees the places of blocks that left, and notifies watches.
+    fn note_left(&self, LeftBlocks { blocks, pool_only }: LeftBlocks) {
+        self.evicted.fetch_add(blocks.len() as u64, Ordering::Relaxed);
+        drop(blocks);
+        for (namespace, hash) in &pool_only {
+            self.feed.note(*namespace, std::slice::from_ref(hash));
         }
     }
 
     pub(crate) fn view(&self) -> DramView {
-        let blocks = self.blocks.lock();
+        let (blocks, bytes) = self.blocks.lock().size();
         DramView {
-            blocks: blocks.len() as u64,
-            bytes: blocks.bytes(),
+            blocks,
+            bytes,
             admitted: self.admitted.load(Ordering::Relaxed),
             evicted: self.evicted.load(Ordering::Relaxed),
             throttled: self.throttled.load(Ordering::Relaxed),
@@ -252,182 +345,4 @@ impl Dram {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const UNIT: usize = 64 << 10;
-
-    fn dram_of(capacity_bytes: u64) -> Dram {
-        Dram::new(capacity_bytes, &ArenaBacking::Private, &StopSignal::default()).unwrap()
-    }
-
-    fn key(number: u8) -> BlockKey {
-        (NamespaceId::default(), ChainHash([number; 32]))
-    }
-
-    fn memory(number: u8, bytes: usize) -> Memory {
-        Memory::owned(vec![number; bytes], ())
-    }
-
-    fn insert(dram: &Dram, number: u8, bytes: usize) {
-        dram.insert(key(number), &[memory(number, bytes)], || false);
-    }
-
-    fn free_bytes(dram: &Dram) -> u64 {
-        dram.arena.as_ref().unwrap().free_bytes()
-    }
-
-    /// Whether the block is there, all its bytes as they were put.
-    fn has(dram: &Dram, number: u8, bytes: usize) -> bool {
-        let mut out = vec![!number; bytes];
-        let found = dalsegno_io::lend(|lender| {
-            let (head, tail) = out.split_at_mut(bytes / 3);
-            let mut pieces = [lender.exclusive(head), lender.exclusive(tail)];
-            let block = dram.get(key(number).0, &[key(number).1]).pop().flatten();
-            block.map(|block| block.copy_to(0, &mut pieces)).is_some()
-        });
-        assert!(!found || out.iter().all(|byte| *byte == number), "bytes of another block");
-        found
-    }
-
-    #[test]
-    fn blocks_of_any_size_are_returned_whole() {
-        let dram = dram_of(16 * UNIT_BYTES);
-        let sizes = [1, UNIT - 1, UNIT, UNIT + 1, 300_000];
-        for (number, bytes) in (1..).zip(sizes) {
-            let mut rest = memory(number, bytes);
-            let pieces = [rest.split_to(bytes / 2), rest];
-            dram.insert(key(number), &pieces, || false);
-        }
-        for (number, bytes) in (1..).zip(sizes) {
-            assert!(has(&dram, number, bytes), "{bytes} bytes");
-        }
-        assert_eq!(dram.view().bytes, (1 + 1 + 1 + 2 + 5) * UNIT_BYTES);
-    }
-
-    #[test]
-    fn blocks_weigh_whole_units_and_stay_within_the_capacity() {
-        let dram = dram_of(10 * UNIT_BYTES + 17);
-        for number in 0..100 {
-            insert(&dram, number, UNIT + 1);
-            let view = dram.view();
-            assert!(view.bytes <= 10 * UNIT_BYTES && view.blocks <= 5, "{}", view.bytes);
-            assert!(has(&dram, number, UNIT + 1));
-        }
-        let view = dram.view();
-        assert_eq!((view.admitted, view.evicted, view.throttled), (100, 95, 0));
-        insert(&dram, 200, 11 * UNIT);
-        assert!(!has(&dram, 200, 1), "larger than all there is");
-    }
-
-    #[test]
-    fn a_place_that_a_reader_holds_is_not_reused() {
-        let dram = dram_of(4 * UNIT_BYTES);
-        insert(&dram, 1, 3 * UNIT);
-        let read = dram.blocks.lock().get(&key(1)).map(Arc::clone).unwrap();
-        dram.remove(key(1).0, &[key(1).1]);
-        insert(&dram, 2, 2 * UNIT);
-        assert!(!has(&dram, 2, 1));
-        assert_eq!((dram.view().throttled, dram.view().blocks), (1, 0));
-        insert(&dram, 3, UNIT);
-        assert!(has(&dram, 3, UNIT), "one unit was free");
-        assert!(read.as_slice().iter().all(|byte| *byte == 1));
-        drop(read);
-        insert(&dram, 2, 3 * UNIT);
-        assert!(has(&dram, 2, 3 * UNIT) && has(&dram, 3, UNIT));
-    }
-
-    #[test]
-    fn a_large_block_evicts_its_neighbours_but_not_too_many() {
-        let dram = dram_of(100 * UNIT_BYTES);
-        for number in 0..100 {
-            insert(&dram, number, UNIT);
-        }
-        insert(&dram, 200, 8 * UNIT);
-        assert!(has(&dram, 200, 8 * UNIT));
-        assert_eq!(dram.view().evicted, 8, "the oldest are neighbours");
-        insert(&dram, 201, 80 * UNIT);
-        let view = dram.view();
-        assert!(!has(&dram, 201, 1) && view.throttled == 1);
-        assert_eq!(view.evicted, 8 + MOST_EVICTED as u64);
-    }
-
-    #[test]
-    fn a_place_for_a_read_pushes_out_nothing_that_was_requested_again() {
-        let dram = dram_of(4 * UNIT_BYTES);
-        for number in 0..4 {
-            insert(&dram, number, UNIT);
-        }
-        assert!(has(&dram, 1, UNIT) && has(&dram, 2, UNIT));
-        let taken = [(); 2].map(|()| dram.reserve(UNIT, Leaving::Newcomers).unwrap());
-        assert!(dram.reserve(UNIT, Leaving::Newcomers).is_none());
-        assert!(has(&dram, 1, UNIT) && has(&dram, 2, UNIT) && dram.view().throttled == 0);
-        drop(taken);
-        assert_eq!(free_bytes(&dram), 2 * UNIT_BYTES);
-    }
-
-    #[test]
-    fn a_tier_smaller_than_a_unit_is_off() {
-        for capacity_bytes in [0, UNIT_BYTES - 1] {
-            let dram = dram_of(capacity_bytes);
-            insert(&dram, 1, 1);
-            assert!(dram.is_off() && !has(&dram, 1, 1));
-            dram.remove_namespace(NamespaceId::default());
-        }
-    }
-
-    #[test]
-    fn all_units_are_free_when_everything_is_removed() {
-        let dram = dram_of(16 * UNIT_BYTES);
-        for number in 0..9 {
-            insert(&dram, number, 5 * UNIT);
-        }
-        dram.remove_namespace(NamespaceId::default());
-        assert_eq!((dram.view().blocks, dram.view().bytes), (0, 0));
-        assert_eq!(free_bytes(&dram), 16 * UNIT_BYTES);
-    }
-
-    #[test]
-    fn threads_that_read_and_evict_never_see_bytes_of_another_block() {
-        let dram = Arc::new(dram_of(20 * UNIT_BYTES));
-        let bytes = |number: u8| usize::from(number) * 9973 + 1;
-        let workers: Vec<_> = (0..4_u8)
-            .map(|worker| {
-                let dram = Arc::clone(&dram);
-                let work = move || {
-                    for turn in 0..3000_u32 {
-                        let number = u8::try_from((turn * 7 + u32::from(worker) * 3) % 23).unwrap();
-                        if !has(&dram, number, bytes(number)) {
-                            insert(&dram, number, bytes(number));
-                        }
-                        if turn % 97 == 0 {
-                            dram.remove(key(number).0, &[key(number).1]);
-                        }
-                    }
-                };
-                dalsegno_io::spawn("dram-test", work).unwrap()
-            })
-            .collect();
-        for worker in workers {
-            worker.join().unwrap();
-        }
-        dram.remove_namespace(NamespaceId::default());
-        let view = dram.view();
-        assert!(view.admitted > 0 && view.evicted > 0);
-        assert_eq!(free_bytes(&dram), 20 * UNIT_BYTES);
-    }
-
-    #[test]
-    fn regression_a_block_that_was_removed_meanwhile_does_not_enter_for_a_moment() {
-        let dram = dram_of(1 << 20);
-        for is_removed in [true, false] {
-            // A removal that begins now takes the block out afterwards, because it waits for the lock.
-            let asked = || {
-                assert!(dram.blocks.try_lock().is_none(), "asked under the lock");
-                is_removed
-            };
-            dram.insert(key(1), &[memory(1, 4096)], asked);
-            assert_eq!(dram.holds(&key(1)), !is_removed);
-        }
-    }
-}
+mod tests;

@@ -10,3 +10,4 @@ pub(crate) mod hidden_blocks;
 pub(crate) mod recent_removals;
 pub(crate) mod removal_feed;
 pub(crate) mod speeds;
+mod tier_blocks;

@@ -6,8 +6,8 @@ use std::time::Duration;
 use crate::support::{Setup, block, chain, config, get, namespace, open, put};
 use dalsegno_store::testing::hold_space;
 use dalsegno_store::{
-    Admission, Config, DramAdmission, Durability, EngineChoice, ErrorKind, IndexChoice, LayerSpan,
-    PutOutcome, Scope, Terms, lend,
+    Admission, Config, DramAdmission, Durability, EngineChoice, ErrorKind, IndexChoice, Keep,
+    LayerSpan, PutOutcome, Scope, Terms, lend,
 };
 
 const SHAPES: [(u32, u32); 6] =
@@ -111,7 +111,7 @@ fn each_layer_can_be_written_and_read_alone() {
                 writer.store_layer(layer, slices, &Terms::default()).unwrap();
             });
         }
-        assert_eq!(writer.commit(&Terms::default()).unwrap(), 5);
+        assert_eq!(writer.commit(Keep::Stored, &Terms::default()).unwrap(), 5);
         assert_eq!(get(&store, ns, &chain, 4 * bytes, &Terms::default()), 5);
         let again = store
             .layer_writer(ns, LayerSpan { chain: &chain, first: 0, count: 5 }, &Terms::default())
@@ -155,7 +155,10 @@ fn a_writer_that_outlives_its_store_keeps_nothing_of_it() {
     let again = open(dir.path(), &config(64 << 20));
     let ns = namespace(&again, 2, 4096, "outlived");
     assert_eq!(put(&again, ns, &chain, 0, 8192).count(PutOutcome::Stored), 2);
-    assert_eq!(writer.commit(&Terms::default()).unwrap_err().kind(), ErrorKind::Closed);
+    assert_eq!(
+        writer.commit(Keep::Stored, &Terms::default()).unwrap_err().kind(),
+        ErrorKind::Closed
+    );
     drop(writer);
     assert_eq!(get(&again, ns, &chain, 8192, &Terms::default()), 2);
 }
@@ -330,7 +333,7 @@ fn transfers_end_once_and_return_their_result() {
     let mut out = vec![vec![0_u8; 4096]; 4];
     lend(|lender| {
         let memory = blocks.iter().map(|b| vec![lender.shared(b)]).collect();
-        let transfer = store.submit_put(ns, chain.clone(), 0, memory, None);
+        let transfer = store.submit_put(ns, chain.clone(), 0, memory, Keep::Stored, None);
         assert!(transfer.wait(Some(Duration::from_secs(20))));
         assert_eq!(transfer.take().unwrap().unwrap().count(PutOutcome::Stored), 4);
         assert!(transfer.take().is_none());

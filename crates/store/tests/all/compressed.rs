@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use crate::support::{chain, open_with, setups, soon};
 use dalsegno_store::{
-    ChainHash, Compression, Config, ErrorKind, KvLayout, LayerSpan, Memory, Namespace, NamespaceId,
-    Put, PutReport, RegisterOptions, Scope, Store, Terms, info, lend, list, verify,
+    ChainHash, Compression, Config, ErrorKind, Keep, KvLayout, LayerSpan, Memory, Namespace,
+    NamespaceId, Put, PutReport, RegisterOptions, Scope, Store, Terms, info, lend, list, verify,
 };
 
 const LAYERS: u32 = 3;
@@ -35,7 +35,9 @@ fn put(store: &Store, id: NamespaceId, chain: &[ChainHash], first: usize) -> Put
     let blocks: Vec<Vec<u8>> = chain[first..].iter().map(|hash| block(*hash)).collect();
     lend(|lender| {
         let blocks: Vec<Vec<Memory>> = blocks.iter().map(|b| vec![lender.shared(b)]).collect();
-        store.put_batch(id, Put { chain, first, blocks }, &Terms::default()).unwrap()
+        store
+            .put_batch(id, Put { chain, first, blocks, keep: Keep::Stored }, &Terms::default())
+            .unwrap()
     })
 }
 
@@ -125,7 +127,7 @@ fn blocks_that_came_layer_by_layer_are_compressed_like_others() {
             writer.store_layer(layer, slices, &Terms::default()).unwrap();
         });
     }
-    assert_eq!(writer.commit(&Terms::default()).unwrap(), 20);
+    assert_eq!(writer.commit(Keep::Stored, &Terms::default()).unwrap(), 20);
     check(&store, id, &chain);
     assert!(store.stats().log.transfers.codec.encoded_bytes > 0);
 }
@@ -234,7 +236,7 @@ fn a_put_that_times_out_during_compression_fails_and_leaves_nothing() {
     let blocks: Vec<Vec<u8>> = chain.iter().map(|hash| block(*hash)).collect();
     let report = lend(|lender| {
         let blocks: Vec<Vec<Memory>> = blocks.iter().map(|b| vec![lender.shared(b)]).collect();
-        let put = Put { chain: &chain, first: 0, blocks };
+        let put = Put { chain: &chain, first: 0, blocks, keep: Keep::Stored };
         store.put_batch(id, put, &Terms::within(Duration::ZERO)).unwrap()
     });
     assert_eq!(report.kept(), [false; 40]);

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use dalsegno_far::Tier;
 use dalsegno_store::testing::Tiers;
 use dalsegno_store::{
-    ChainHash, FarStats, LayerSpan, Memory, NamespaceId, Outcome, Put, Scope, Store, Terms, lend,
+    ChainHash, FarStats, Keep, LayerSpan, Memory, NamespaceId, Outcome, Put, Scope, Store, Terms,
+    lend,
 };
 
 use crate::far_host::{WORKERS, config_with as config};
@@ -70,7 +71,7 @@ impl Host {
     /// Puts other bytes than those at the far location.
     fn put_again(&self, chain: &[ChainHash]) {
         let blocks = chain.iter().map(|_| vec![Memory::owned(vec![9; BYTES], ())]).collect();
-        let put = Put { chain, first: 0, blocks };
+        let put = Put { chain, first: 0, blocks, keep: Keep::Stored };
         let report = self.store.put_batch(self.namespace, put, &Terms::default()).unwrap();
         assert_eq!(report.kept(), vec![true; chain.len()]);
     }
@@ -202,7 +203,7 @@ fn a_layered_put_that_is_committed_after_a_removal_brings_no_block_back() {
             writer.store_layer(layer, (0..2).map(|_| slice()).collect(), &terms).unwrap();
         }
         host.remove(removal);
-        assert_eq!(writer.commit(&terms).unwrap(), 0);
+        assert_eq!(writer.commit(Keep::Stored, &terms).unwrap(), 0);
         assert_eq!(host.present(&chain), 0);
     }
 }

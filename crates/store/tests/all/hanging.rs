@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use crate::support::hanging::{Hanging, Hung, hanging, hanging_with_pool};
 use crate::support::{block, chain, config, get, namespace, open, put};
 use dalsegno_store::{
-    Cancel, ChainHash, Config, Durability, ErrorKind, LayerSpan, LayerWriter, Memory, NamespaceId,
-    Put, PutOutcome, PutReport, Scope, Store, Terms, lend,
+    Cancel, ChainHash, Config, Durability, ErrorKind, Keep, LayerSpan, LayerWriter, Memory,
+    NamespaceId, Put, PutOutcome, PutReport, Scope, Store, Terms, lend,
 };
 
 /// Bytes of a block: four fill an extent, sixteen a segment.
@@ -46,7 +46,7 @@ fn put_within(store: &Store, ns: NamespaceId, chain: &[ChainHash], terms: &Terms
     let started = Instant::now();
     let report = lend(|lender| {
         let blocks = blocks.iter().map(|b| vec![lender.shared(b)]).collect();
-        store.put_batch(ns, Put { chain, first: 0, blocks }, terms).unwrap()
+        store.put_batch(ns, Put { chain, first: 0, blocks, keep: Keep::Stored }, terms).unwrap()
     });
     assert!(started.elapsed() < AT_MOST, "a put took {:?}", started.elapsed());
     report
@@ -134,7 +134,8 @@ fn a_put_does_not_wait_beyond_its_deadline_for_a_new_segment_or_a_sync() {
         let report = put_within(&store, ns, &chain(1, 4), &Terms::within(TIMEOUT));
         assert_eq!(report.count(PutOutcome::Failed), 4, "{hung:?}");
         let started = Instant::now();
-        let layers = by_layer(&store, ns, &chain(2, 4)).commit(&Terms::within(TIMEOUT));
+        let layers =
+            by_layer(&store, ns, &chain(2, 4)).commit(Keep::Stored, &Terms::within(TIMEOUT));
         assert_eq!(layers.unwrap_err().kind(), ErrorKind::Unavailable, "{hung:?}");
         assert!(started.elapsed() < AT_MOST);
         device.go_on();
@@ -184,12 +185,15 @@ fn layers_do_not_wait_for_the_device_and_a_commit_ends_at_its_deadline() {
     device.hang(Hung::Everything);
     let started = Instant::now();
     let writer = by_layer(&store, ns, &chain);
-    let late = writer.commit(&Terms::within(TIMEOUT));
+    let late = writer.commit(Keep::Stored, &Terms::within(TIMEOUT));
     assert_eq!(late.unwrap_err().kind(), ErrorKind::Unavailable);
     assert!(started.elapsed() < AT_MOST);
-    assert_eq!(writer.commit(&Terms::default()).unwrap_err().kind(), ErrorKind::Invalid);
+    assert_eq!(
+        writer.commit(Keep::Stored, &Terms::default()).unwrap_err().kind(),
+        ErrorKind::Invalid
+    );
     device.go_on();
-    assert_eq!(by_layer(&store, ns, &chain).commit(&Terms::default()).unwrap(), 2);
+    assert_eq!(by_layer(&store, ns, &chain).commit(Keep::Stored, &Terms::default()).unwrap(), 2);
     assert_eq!(get(&store, ns, &chain, BYTES, &Terms::default()), 2);
 }
 
@@ -250,7 +254,7 @@ fn regression_hanging_stores_delay_no_load_and_hanging_loads_no_store() {
     let store_one = |name| {
         let chain = chain(name, 4);
         let blocks = owned(&chain);
-        store.submit_put(ns, chain, 0, blocks, Some(PATIENCE))
+        store.submit_put(ns, chain, 0, blocks, Keep::Stored, Some(PATIENCE))
     };
     let load_one = || {
         let out = (0..4).map(|_| vec![pool.try_take(BYTES).unwrap()]).collect();
@@ -296,8 +300,14 @@ fn regression_a_slow_sync_of_a_removal_fails_no_put_of_another_tenant() {
         let evicted = store.stats().evicted_blocks;
         for name in 100..112 {
             let chain = chain(name, 4);
-            let transfer =
-                store.submit_put(other, chain.clone(), 0, owned(&chain), Some(PATIENCE / 2));
+            let transfer = store.submit_put(
+                other,
+                chain.clone(),
+                0,
+                owned(&chain),
+                Keep::Stored,
+                Some(PATIENCE / 2),
+            );
             assert!(transfer.wait(None));
             let report = transfer.take().unwrap().unwrap();
             if report.count(PutOutcome::Stored) < 4 {

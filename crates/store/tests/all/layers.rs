@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::support::{block, chain, config, get, namespace, open, put};
 use dalsegno_store::{
-    ChainHash, Config, DramAdmission, ErrorKind, LayerOutcome, LayerSpan, LayerWriter, LoadTarget,
-    NamespaceId, Store, Terms, Transfer, TransferState, lend,
+    ChainHash, Config, DramAdmission, ErrorKind, Keep, LayerOutcome, LayerSpan, LayerWriter,
+    LoadTarget, NamespaceId, Store, Terms, Transfer, TransferState, lend,
 };
 
 const LAYERS: u32 = 3;
@@ -45,12 +45,15 @@ fn layers_are_stored_and_retrieved_as_transfers() {
             .layer_writer(ns, LayerSpan { chain: &chain, first: 0, count: 4 }, &Terms::default())
             .unwrap();
         for layer in (0..LAYERS).rev() {
-            assert_eq!(writer.commit(&Terms::default()).unwrap_err().kind(), ErrorKind::Invalid);
+            assert_eq!(
+                writer.commit(Keep::Stored, &Terms::default()).unwrap_err().kind(),
+                ErrorKind::Invalid
+            );
             assert_eq!(store_layer(&writer, layer, &blocks, timeout), Ok(()));
         }
         assert_eq!(store_layer(&writer, 0, &blocks, timeout), Err(ErrorKind::Invalid), "twice");
         assert_eq!(store.probe(ns, &chain).unwrap(), 0);
-        assert_eq!(writer.commit(&Terms::default()).unwrap(), 4);
+        assert_eq!(writer.commit(Keep::Stored, &Terms::default()).unwrap(), 4);
         assert_eq!(get(&store, ns, &chain, bytes, &Terms::default()), 4);
         let mut out = vec![vec![0_u8; bytes]; 4];
         lend(|lender| {
@@ -80,9 +83,12 @@ fn a_layer_that_times_out_may_be_stored_again() {
     for layer in 1..LAYERS {
         assert_eq!(store_layer(&writer, layer, &blocks, None), Ok(()));
     }
-    assert_eq!(writer.commit(&Terms::default()).unwrap_err().kind(), ErrorKind::Invalid);
+    assert_eq!(
+        writer.commit(Keep::Stored, &Terms::default()).unwrap_err().kind(),
+        ErrorKind::Invalid
+    );
     assert_eq!(store_layer(&writer, 0, &blocks, None), Ok(()));
-    assert_eq!(writer.commit(&Terms::default()).unwrap(), 2);
+    assert_eq!(writer.commit(Keep::Stored, &Terms::default()).unwrap(), 2);
     assert_eq!(get(&store, ns, &chain, LAYERS as usize * SLICE, &Terms::default()), 2);
 }
 
@@ -103,7 +109,7 @@ fn blocks_are_gathered_wherever_there_is_memory() {
         for layer in 0..LAYERS {
             assert_eq!(store_layer(&writer, layer, &blocks, None), Ok(()));
         }
-        assert_eq!(writer.commit(&Terms::default()).unwrap(), 4);
+        assert_eq!(writer.commit(Keep::Stored, &Terms::default()).unwrap(), 4);
         let in_dram = store.stats().dram_blocks;
         assert!(places.is_none_or(|places| places == in_dram), "{in_dram} of {places:?}");
         assert_eq!(get(&store, ns, &chain, LAYERS as usize * SLICE, &Terms::default()), 4);
@@ -137,7 +143,11 @@ fn writers_leave_the_tier_to_gets_and_leases() {
         let lease = store.lease(ns, &chain(0, 8), &Terms::default()).unwrap();
         assert_eq!(lease.len(), 8, "{admission:?}");
         drop(lease);
-        assert!(writers.iter().all(|writer| writer.commit(&Terms::default()).unwrap() == 4));
+        assert!(
+            writers
+                .iter()
+                .all(|writer| writer.commit(Keep::Stored, &Terms::default()).unwrap() == 4)
+        );
     }
 }
 
@@ -149,7 +159,7 @@ fn a_removed_block_of_a_put_by_layer_leaves_the_others() {
     let chain = chain(1, 8);
     let writer = gathered(&store, ns, &chain);
     store.remove(ns, Some(&chain[3..4]), &Terms::default()).unwrap();
-    assert_eq!(writer.commit(&Terms::default()).unwrap(), 7);
+    assert_eq!(writer.commit(Keep::Stored, &Terms::default()).unwrap(), 7);
     let present: Vec<bool> = (0..8).map(|at| at != 3).collect();
     assert_eq!(store.contains(ns, &chain).unwrap(), present);
 }
@@ -164,7 +174,9 @@ fn puts_by_layer_of_the_same_blocks_at_once_all_succeed() {
         let writers = [(); 2].map(|()| gathered(&store, ns, &chain));
         std::thread::scope(|scope| {
             for writer in &writers {
-                scope.spawn(|| assert!(writer.commit(&Terms::default()).unwrap() <= 4));
+                scope.spawn(|| {
+                    assert!(writer.commit(Keep::Stored, &Terms::default()).unwrap() <= 4);
+                });
             }
         });
         assert_eq!(store.probe(ns, &chain).unwrap(), 4);
@@ -207,5 +219,5 @@ fn a_writer_may_be_dropped_before_its_transfers_end() {
         .layer_writer(ns, LayerSpan { chain: &chain, first: 0, count: 2 }, &Terms::default())
         .unwrap();
     assert_eq!(store_layer(&again, 0, &blocks, None), Ok(()));
-    assert_eq!(again.commit(&Terms::default()).unwrap(), 2);
+    assert_eq!(again.commit(Keep::Stored, &Terms::default()).unwrap(), 2);
 }

@@ -25,6 +25,7 @@ mod loads;
 mod lost_parts;
 mod merging;
 mod namespaces;
+mod pool_only;
 mod removal_watch;
 mod repair;
 mod scrub;

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use crate::support::hanging::{Hanging, Hung, hanging};
 use crate::support::{block, chain, config, get, namespace, put};
 use dalsegno_store::{
-    ChainHash, Config, ErrorKind, IndexChoice, NamespaceId, Outcome, PutOutcome, Scope, Store,
-    Terms, lend,
+    ChainHash, Config, ErrorKind, IndexChoice, Keep, NamespaceId, Outcome, PutOutcome, Scope,
+    Store, Terms, lend,
 };
 
 const BYTES: usize = 60 << 10;
@@ -87,7 +87,7 @@ fn put_within(store: &Store, ns: NamespaceId, name: u64) -> (u64, Duration) {
     let started = Instant::now();
     let report = lend(|lender| {
         let blocks = blocks.iter().map(|b| vec![lender.shared(b)]).collect();
-        let put = dalsegno_store::Put { chain: &chain, first: 0, blocks };
+        let put = dalsegno_store::Put { chain: &chain, first: 0, blocks, keep: Keep::Stored };
         store.put_batch(ns, put, &Terms::within(TIMEOUT)).unwrap()
     });
     (report.count(PutOutcome::Stored), started.elapsed())

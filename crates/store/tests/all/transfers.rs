@@ -9,8 +9,8 @@ use std::time::Duration;
 use crate::support::hanging::{Hanging, Hung, hanging};
 use crate::support::{block, chain, config, namespace, open};
 use dalsegno_store::{
-    ChainHash, Config, ErrorKind, MAX_CALLBACKS, Memory, NamespaceId, PutReport, Store, Terms,
-    Transfer, TransferState,
+    ChainHash, Config, ErrorKind, Keep, MAX_CALLBACKS, Memory, NamespaceId, PutReport, Store,
+    Terms, Transfer, TransferState,
 };
 
 const BYTES: usize = 60 << 10;
@@ -27,7 +27,7 @@ fn submit(store: &Store, blocks: NamespaceId, name: u64) -> Transfer<PutReport> 
     let chain = chain(name, 2);
     let memory = |hash: &ChainHash| vec![Memory::owned(block(*hash, BYTES), ())];
     let memory = chain.iter().map(memory).collect();
-    store.submit_put(blocks, chain, 0, memory, Some(TIMEOUT))
+    store.submit_put(blocks, chain, 0, memory, Keep::Stored, Some(TIMEOUT))
 }
 
 /// Reports the thread of each call.

@@ -20,8 +20,8 @@ use dalsegno_core::SpaceFacts;
 use dalsegno_io::{BufferPool, Device, DirectoryOptions, LocalDirectory, SystemClock};
 use dalsegno_store::testing::{Executor, MergeRules, Parts, ScrubRules};
 use dalsegno_store::{
-    ChainHash, Config, EngineChoice, IndexChoice, KvLayout, Memory, Namespace, NamespaceId, Put,
-    PutReport, RegisterOptions, Scope, Store, StoreId, Terms, lend,
+    ChainHash, Config, EngineChoice, IndexChoice, Keep, KvLayout, Memory, Namespace, NamespaceId,
+    Put, PutReport, RegisterOptions, Scope, Store, StoreId, Terms, lend,
 };
 pub(crate) use skip::skip;
 
@@ -228,7 +228,13 @@ pub(crate) fn put(
     let blocks: Vec<Vec<u8>> = chain[first..].iter().map(|hash| block(*hash, bytes)).collect();
     lend(|lender| {
         let blocks: Vec<Vec<Memory>> = blocks.iter().map(|b| vec![lender.shared(b)]).collect();
-        store.put_batch(namespace, Put { chain, first, blocks }, &Terms::default()).unwrap()
+        store
+            .put_batch(
+                namespace,
+                Put { chain, first, blocks, keep: Keep::Stored },
+                &Terms::default(),
+            )
+            .unwrap()
     })
 }
 
