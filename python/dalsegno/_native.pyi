@@ -112,11 +112,15 @@ class PutReport:
 
     @property
     def kept(self) -> list[bool]:
-        """For each block whether the store has it now: stored by this put, or already present."""
+        """For each block whether the store has it now: kept by this put, or already present."""
 
     @property
     def stored(self) -> int:
         """Blocks that this put wrote; with durability ``batch`` they are durable."""
+
+    @property
+    def pool_only(self) -> int:
+        """Blocks that this put keeps in the DRAM pool only."""
 
     @property
     def present(self) -> int:
@@ -128,7 +132,7 @@ class PutReport:
 
     @property
     def declined(self) -> int:
-        """Blocks that the admission policy declined."""
+        """Blocks that the admission policy declined, or for which the pool has no place."""
 
     @property
     def failed(self) -> int:
@@ -251,6 +255,18 @@ class CostModel:
             InvalidError: There is no such tier.
         """
 
+    def note_given_up(self, tier: str) -> None:
+        """Learns that a load was given up.
+
+        Until one of the tier is measured again, only a trial loads from it.
+
+        Args:
+            tier: ``dram``, ``log`` or ``far``.
+
+        Raises:
+            InvalidError: There is no such tier.
+        """
+
     def request_s(self, begin: float, end: float, chunk: float) -> float:
         """Returns the seconds in which a request computes its tokens ``begin`` to ``end``.
 
@@ -303,8 +319,7 @@ class CostModel:
             most_overlapped: Leading blocks for which a step may wait, if there are at most so many;
                 0 if it must not wait.
             most_copied: Of these, leading blocks that are copied and not read.
-            most_wait_s: Seconds for which a step may wait, beyond what it computes if blocks are
-                read.
+            most_wait_s: Seconds for which a step may wait in all, while it computes nothing.
             backlog_s: Seconds that the engine computes for requests before this one.
             waiting: Requests that wait behind this one; their first tokens count as well.
             queued: Bytes that are queued for ``dram``, ``log`` and ``far``.
@@ -342,6 +357,15 @@ class LoadChoice:
     @property
     def loaded_s(self) -> float:
         """Seconds until the first token if all blocks are loaded."""
+    @property
+    def load_s(self) -> float:
+        """Seconds that most such loads do not exceed."""
+    @property
+    def saved_s(self) -> float:
+        """Seconds of computing that the blocks save."""
+    @property
+    def step_s(self) -> float:
+        """Seconds that the step behind the blocks computes."""
     @property
     def is_trial(self) -> bool:
         """Whether the load measures a tier again; give it up after the guard."""
@@ -664,24 +688,28 @@ class LayerWriter:
             InvalidError: The pages have another shape.
         """
 
-    def submit_commit(self, *, timeout_s: float | None = None) -> Transfer[None]:
+    def submit_commit(
+        self, *, timeout_s: float | None = None, pool_only: bool = False
+    ) -> Transfer[None]:
         """Starts :meth:`commit` in the background; never waits.
 
         Wait for the transfers of all layers first. The result of the transfer is ``None``. A
         transfer that is throttled leaves everything as it is: commit again.
         """
 
-    def commit(self, *, timeout_s: float | None = None) -> int:
+    def commit(self, *, timeout_s: float | None = None, pool_only: bool = False) -> int:
         """Puts the blocks, as :meth:`Namespace.put_batch` does.
 
         Wait for the transfers of all layers first.
 
         Args:
             timeout_s: Seconds after which the commit fails; ``None`` waits.
+            pool_only: Whether the blocks are kept in the DRAM pool only:
+                see :meth:`Namespace.put_batch`.
 
         Returns:
             How many blocks are visible then: all but those that were removed since the writer was
-            made, that the admission policy declined, or that another put is writing.
+            made, that were declined, or that another put is writing.
 
         Raises:
             InvalidError: A layer is missing.
@@ -720,6 +748,7 @@ class Namespace:
         *,
         first: int = 0,
         timeout_s: float | None = None,
+        pool_only: bool = False,
     ) -> PutReport:
         """Puts the blocks ``chain[first:first + len(blocks)]``.
 
@@ -732,6 +761,9 @@ class Namespace:
                 written in place; other memory goes through a staging buffer.
             first: Position in ``chain`` of the first block given.
             timeout_s: Seconds from now after which the remaining blocks fail; ``None`` waits.
+            pool_only: Whether the blocks are kept in the DRAM pool only, and never written. Then
+                they are gone when the pool evicts them or the store is closed. Blocks for which
+                the pool has no place are declined.
 
         Returns:
             The outcome of each block. A full disk, a timeout and a failing device are outcomes, not
@@ -889,7 +921,7 @@ class Namespace:
     ) -> LayerWriter:
         """Starts a put of blocks whose layers come one at a time.
 
-        Leading blocks that are already present are left out: see :attr:`LayerWriter.first`.
+        Leading blocks that are already stored are left out: see :attr:`LayerWriter.first`.
         The layers are gathered in memory; nothing is written before the commit.
 
         Args:
@@ -910,6 +942,7 @@ class Namespace:
         *,
         first: int = 0,
         timeout_s: float | None = None,
+        pool_only: bool = False,
     ) -> Transfer[PutReport]:
         """Starts :meth:`put_batch` in the background; never waits.
 
@@ -1009,7 +1042,12 @@ class Allocation:
     """
 
     def commit(
-        self, chain: Sequence[bytes], *, first: int = 0, timeout_s: float | None = None
+        self,
+        chain: Sequence[bytes],
+        *,
+        first: int = 0,
+        timeout_s: float | None = None,
+        pool_only: bool = False,
     ) -> PutReport:
         """Puts the blocks ``chain[first:]``, which are the first ones of this memory.
 
@@ -1019,6 +1057,8 @@ class Allocation:
             chain: Block hashes in prefix order, 32 bytes each; may start at any block of a prompt.
             first: Position in ``chain`` of the first block.
             timeout_s: Seconds from now after which the remaining blocks fail; ``None`` waits.
+            pool_only: Whether the blocks are kept in the DRAM pool only:
+                see :meth:`Namespace.put_batch`.
 
         Returns:
             The outcome of each block, as of :meth:`Namespace.put_batch`.

@@ -71,6 +71,24 @@ impl PyLoadChoice {
         self.choice.loaded_s
     }
 
+    /// Seconds that most such loads do not exceed.
+    #[getter]
+    fn load_s(&self) -> f64 {
+        self.choice.load_s
+    }
+
+    /// Seconds of computing that the blocks save.
+    #[getter]
+    fn saved_s(&self) -> f64 {
+        self.choice.saved_s
+    }
+
+    /// Seconds that the step behind the blocks computes.
+    #[getter]
+    fn step_s(&self) -> f64 {
+        self.choice.step_s
+    }
+
     /// Whether the load measures a tier again; give it up after the guard.
     #[getter]
     fn is_trial(&self) -> bool {
@@ -156,6 +174,19 @@ impl PyCostModel {
         Ok(())
     }
 
+    /// Learns that a load was given up. Until one of the tier is measured again, only a trial loads
+    /// from it.
+    ///
+    /// Args:
+    ///     tier: ``dram``, ``log`` or ``far``.
+    ///
+    /// Raises:
+    ///     InvalidError: There is no such tier.
+    fn note_given_up(&self, tier: &str) -> PyResult<()> {
+        self.model.lock().note_given_up(tier_of(tier)?);
+        Ok(())
+    }
+
     /// Returns the seconds in which a request computes its tokens ``begin`` to ``end``.
     ///
     /// Args:
@@ -192,8 +223,7 @@ impl PyCostModel {
     ///     most_overlapped: Leading blocks for which a step may wait, if there are at most so many;
     ///         0 if it must not wait.
     ///     most_copied: Of these, leading blocks that are copied and not read.
-    ///     most_wait_s: Seconds for which a step may wait, beyond what it computes if blocks are
-    ///         read.
+    ///     most_wait_s: Seconds for which a step may wait in all, while it computes nothing.
     ///     backlog_s: Seconds that the engine computes for requests before this one.
     ///     waiting: Requests that wait behind this one; their first tokens count as well.
     ///     queued: Bytes that are queued for ``dram``, ``log`` and ``far``.

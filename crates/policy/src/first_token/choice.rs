@@ -21,6 +21,9 @@ const TRIED: usize = 24;
 const CLOSER: usize = 16;
 /// Runs whose borders are tried.
 const MOST_RUNS: usize = 16;
+/// A load inside a step may take so many times longer than predicted before the step gives it up: then everything is
+/// computed, far later than if the request had waited.
+const STEP_MARGIN: f64 = 1.25;
 /// A plan must gain this part of the guard to be worth its trouble.
 const LEAST_GAIN: f64 = 0.2;
 
@@ -67,7 +70,7 @@ pub struct Overlap {
     pub most_blocks: usize,
     /// Of these, leading blocks that are copied and not read: what a step computes is not set against their load.
     pub most_copied: usize,
-    /// Seconds for which a step may wait, beyond what it computes.
+    /// Seconds for which a step may wait in all, while it computes nothing.
     pub most_wait_s: f64,
 }
 
@@ -93,6 +96,12 @@ pub struct LoadChoice {
     pub computed_s: f64,
     /// The same if everything is loaded, in the better way.
     pub loaded_s: f64,
+    /// Seconds that most such loads do not exceed.
+    pub load_s: f64,
+    /// Seconds of computing that the blocks save.
+    pub saved_s: f64,
+    /// Seconds that the step behind the blocks computes.
+    pub step_s: f64,
 }
 
 /// The predicted times of a plan.
@@ -129,12 +138,29 @@ pub fn choose(question: &Question<'_>, compute: &ComputeModel) -> LoadChoice {
     if cost(&nothing) - cost(&best) < LEAST_GAIN * question.guard_s {
         best = nothing;
     }
-    LoadChoice {
+    let choice = LoadChoice {
         blocks: best.blocks,
         way: best.way,
         first_token_s: best.first_token_s,
         computed_s: nothing.first_token_s,
         loaded_s: everything.first_token_s,
+        load_s: 0.0,
+        saved_s: 0.0,
+        step_s: 0.0,
+    };
+    choice.of_blocks(question, compute)
+}
+
+impl LoadChoice {
+    /// The choice with the times of its blocks.
+    pub(super) fn of_blocks(self, question: &Question<'_>, compute: &ComputeModel) -> Self {
+        let blocks = self.blocks;
+        Self {
+            load_s: question.load_s(blocks),
+            saved_s: question.saved_s(compute, blocks),
+            step_s: question.step_s(compute, question.end_of(blocks)),
+            ..self
+        }
     }
 }
 
@@ -160,28 +186,37 @@ impl Question<'_> {
     /// The way of loading so many blocks after which the first token comes sooner.
     fn better(&self, compute: &ComputeModel, blocks: usize) -> LoadPlan {
         let load_s = self.load_s(blocks);
-        let from = self.computed + number(blocks) * self.block_tokens;
-        // The last token is computed in any case.
-        let from = from.min(self.prompt - 1.0).max(0.0);
+        let from = self.end_of(blocks);
         let rest_s = compute.request_s(from, self.prompt, self.chunk);
         let ahead =
             LoadPlan { blocks, way: Way::Ahead, first_token_s: load_s + rest_s, engine_s: rest_s };
         if blocks == 0 || blocks > self.overlap.most_blocks {
             return ahead;
         }
-        let end = (from + self.chunk).min(self.prompt);
-        let step_s = compute.request_s(from, end, self.chunk);
+        let step_s = self.step_s(compute, from);
+        let layers = self.layers.max(1.0);
         let beside_s = if blocks <= self.overlap.most_copied { 0.0 } else { step_s };
-        if load_s > self.overlap.most_wait_s + beside_s {
+        if waited_s(STEP_MARGIN * load_s, beside_s, layers) > self.overlap.most_wait_s {
             return ahead;
         }
-        let layers = self.layers.max(1.0);
-        let overlapped_s = (load_s + step_s / layers).max(load_s / layers + step_s);
+        let overlapped_s = step_s + waited_s(load_s, step_s, layers);
         let all_s = overlapped_s + rest_s - step_s;
         if all_s > ahead.first_token_s {
             return ahead;
         }
         LoadPlan { blocks, way: Way::Overlapped, first_token_s: all_s, engine_s: all_s }
+    }
+
+    /// The first token behind so many leading blocks. The last token is computed in any case.
+    fn end_of(&self, blocks: usize) -> f64 {
+        let end = self.computed + number(blocks) * self.block_tokens;
+        end.min(self.prompt - 1.0).max(0.0)
+    }
+
+    /// The seconds of the first step from a token on.
+    fn step_s(&self, compute: &ComputeModel, from: f64) -> f64 {
+        let end = (from + self.chunk).min(self.prompt);
+        compute.request_s(from, end, self.chunk)
     }
 
     /// The seconds of computing that so many leading blocks save.
@@ -203,6 +238,12 @@ impl Question<'_> {
         }
         load_s
     }
+}
+
+/// The seconds for which a step of `step_s` waits for layers of a load of `load_s`: for the first one, or for all that
+/// the load takes longer than the layers before the last one.
+fn waited_s(load_s: f64, step_s: f64, layers: f64) -> f64 {
+    (load_s / layers).max(load_s - step_s * (layers - 1.0) / layers)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "far fewer blocks than 2^52")]

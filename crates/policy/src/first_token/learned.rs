@@ -6,6 +6,8 @@
 //!    what was learned is scaled, and the next measurements count like the first ones.
 //! 3. A high prediction for the work that was measured last is never below what that took: one slow measurement is
 //!    believed at once.
+//! 4. Work that was given up has no time. Until other work was measured, a high prediction is longer than any
+//!    computing.
 
 use super::regression::Regression;
 
@@ -15,6 +17,8 @@ const KEPT: usize = 32;
 const DRIFT: f64 = 1.5;
 /// The part of measurements that are below a high prediction, and above a low one.
 const CONFIDENCE: f64 = 0.8;
+/// A high prediction over the expected time, after work was given up.
+const GIVEN_UP: f64 = 1e6;
 
 /// The time of one kind of work, in seconds.
 #[derive(Clone, Debug)]
@@ -107,6 +111,11 @@ impl<const TERMS: usize> Learned<TERMS> {
         sorted.sort_by(f64::total_cmp);
         self.high = quantile(&sorted, CONFIDENCE).max(rest).max(1.0);
         self.low = quantile(&sorted, 1.0 - CONFIDENCE).min(1.0);
+    }
+
+    /// Learns that work was given up.
+    pub fn note_given_up(&mut self) {
+        self.high = self.high.max(GIVEN_UP);
     }
 }
 

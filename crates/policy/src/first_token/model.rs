@@ -78,6 +78,11 @@ impl CostModel {
         self.tiers[tier as usize].note(bytes, seconds);
     }
 
+    /// Learns that a load from one tier was given up; see [`TransferModel::note_given_up`].
+    pub fn note_given_up(&mut self, tier: BlockTier) {
+        self.tiers[tier as usize].note_given_up();
+    }
+
     /// What is known of steps.
     #[must_use]
     pub fn compute(&self) -> &ComputeModel {
@@ -121,7 +126,8 @@ impl CostModel {
             blocks /= 2;
         }
         let first_token_s = choice.computed_s + question.guard_s;
-        LoadChoice { blocks, way: Way::Ahead, first_token_s, ..choice }
+        let trial = LoadChoice { blocks, way: Way::Ahead, first_token_s, ..choice };
+        trial.of_blocks(question, &self.compute)
     }
 
     /// The runs with the times of their tiers. What is queued for a tier delays the first run of it.
@@ -131,7 +137,7 @@ impl CostModel {
             let before = std::mem::take(&mut queued[run.tier as usize]);
             let tier = self.tier(run.tier);
             let latency_s = tier.load_s(before);
-            let block_s = tier.load_s(before + situation.block_bytes) - latency_s;
+            let block_s = tier.more_s(before, situation.block_bytes);
             Run { blocks: run.blocks, latency_s, block_s }
         };
         situation.runs.iter().map(timed).collect()

@@ -1,7 +1,8 @@
 //! The model of compute learns the measured layers of an H200, and choices keep their promises for any costs.
 
 use dalsegno_policy::first_token::{
-    ComputeModel, ComputePrior, Overlap, Question, Run, StepWork, choose,
+    ComputeModel, ComputePrior, Overlap, Question, Run, StepWork, TransferModel, TransferPrior,
+    Way, choose,
 };
 use proptest::prelude::*;
 
@@ -78,6 +79,34 @@ fn a_model_stays_right_however_often_the_same_is_measured() {
     }
 }
 
+#[test]
+fn a_tier_whose_load_was_given_up_is_not_worth_it_until_a_load_is_measured() {
+    let mut tier = TransferModel::new(TransferPrior { latency_s: 2e-3, bytes_per_s: 1e9 });
+    for _ in 0..10 {
+        tier.note(1e9, 1.0);
+    }
+    let usual = tier.load_s(1e6);
+    tier.note_given_up();
+    assert!(tier.load_s(1e6) > 1e3 && tier.load_s(1e9).is_finite());
+    tier.note(1e6, usual);
+    assert!(tier.load_s(1e6) < 1.1 * usual);
+}
+
+#[test]
+fn after_a_load_was_given_up_small_ones_say_little_of_large_ones() {
+    let mut tier = TransferModel::new(TransferPrior { latency_s: 1e-4, bytes_per_s: 6e10 });
+    tier.note_given_up();
+    // It takes 2 ms and 3 GB/s.
+    for bytes in [2e6, 8e6] {
+        tier.note(bytes, 2e-3 + bytes / 3e9);
+    }
+    assert!(tier.load_s(4e9) > 4e9 / 3e9);
+    assert!(tier.more_s(0.0, 2e6) > 2e6 / 3e9);
+    // Large ones say more.
+    tier.note(1e9, 2e-3 + 1e9 / 3e9);
+    assert!(tier.load_s(4e9) < 2.0 * 4e9 / 3e9);
+}
+
 fn runs() -> impl Strategy<Value = Vec<Run>> {
     let run = (1_usize..300, 0.0..0.1, 0.0..0.02).prop_map(|(blocks, latency_s, block_s)| Run {
         blocks,
@@ -85,6 +114,19 @@ fn runs() -> impl Strategy<Value = Vec<Run>> {
         block_s,
     });
     proptest::collection::vec(run, 1..5)
+}
+
+/// The seconds in which so many leading blocks arrive.
+fn load_s(runs: &[Run], mut blocks: usize) -> f64 {
+    let mut seconds = 0.0;
+    for run in runs {
+        let count = blocks.min(run.blocks);
+        if count > 0 {
+            seconds += run.latency_s + f64::from(u32::try_from(count).unwrap()) * run.block_s;
+        }
+        blocks -= count;
+    }
+    seconds
 }
 
 proptest! {
@@ -119,5 +161,15 @@ proptest! {
         prop_assert!(choice.first_token_s <= choice.computed_s + 1e-12);
         prop_assert!(choice.first_token_s <= choice.loaded_s + 0.005);
         prop_assert!(choice.blocks <= blocks);
+        if choice.way == Way::Overlapped {
+            let load_s = load_s(&runs, choice.blocks);
+            let computed = computed + f64::from(u32::try_from(choice.blocks).unwrap()) * block_tokens;
+            let end = prompt.min(computed + f64::from(chunk));
+            let step_s = ComputeModel::new(prior(factor)).request_s(computed, end, f64::from(chunk));
+            // The first layer is waited for, and so is what a load takes longer than the other ones.
+            // That is so for a load that is a little slower than predicted, too.
+            prop_assert!(1.2 * load_s / 32.0 <= most_wait_s);
+            prop_assert!(1.2 * load_s <= most_wait_s + step_s);
+        }
     }
 }
