@@ -177,7 +177,7 @@ class Ours:
     Attributes:
         model: What was learned.
         layers: Layers of the model.
-        most_wait_s: Seconds for which a step may wait for layers, beyond what it computes.
+        most_wait_s: Seconds for which a step may wait for layers in all.
         block_tokens: Tokens of a block.
         bytes_per_token: Bytes of all layers of a token.
     """

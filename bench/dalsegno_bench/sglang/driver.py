@@ -63,6 +63,8 @@ def extra_of(backend: str, folder: Path, options: argparse.Namespace) -> tuple[s
         store = {**memory, **json.loads(options.store)}
         dynamic |= {"module_path": MODULE, "class_name": CLASS, "weights_fingerprint": "bench"}
         dynamic |= {"capacity": f"{options.capacity_gib}GiB", "store": store}
+        # What is measured is loading.
+        dynamic |= {"load_policy": "always", "keep_profile": False}
     return "dynamic", dynamic
 
 

@@ -42,7 +42,8 @@ SUMMARY = "vLLM's direct path against its tiered path: time to first token, copi
 ENVIRONMENT = "vllm"
 
 # What is measured is loading, not the decision to load.
-DIRECT = {"path_to_engine": "direct", "load_policy": "always", "keep_profile": False}
+LOADS_ALL: dict[str, Any] = {"load_policy": "always", "keep_profile": False}
+DIRECT = {"path_to_engine": "direct", **LOADS_ALL}
 # Documents that are asked about in turn.
 POOL_DOCUMENTS = 2
 # Documents behind those of the rounds, which fill the pool.
@@ -74,6 +75,7 @@ def compare(
     direct = {**DIRECT, "cpu_bytes_to_use": int(held)}
     # Its memory tier holds one document, and that is never the next one.
     tiered: dict[str, Any] = {
+        **LOADS_ALL,
         "cpu_bytes_to_use": int(1.3 * size),
         "max_load_bytes": int(1.2 * size),
         "store": {"dram": 0},

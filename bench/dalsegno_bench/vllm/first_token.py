@@ -110,13 +110,11 @@ class Bench:
             for number, rate in enumerate(plan.form.rates, 1):
                 self._measure_rate(engines, rate)
                 self._say(f"{rate:g}x measured, {number} of {len(plan.form.rates)} rates")
-        self._set_rate(0)
-        with engines_of.running(self._place, ("auto",)) as engines:
             self._measure_steps(engines["auto"])
 
     def _measure_crossover(self, engines: Mapping[str, Engine]) -> None:
         """Lets all engines learn how they compute, and finds the rate of the crossover."""
-        for prompt in self._plan.computed[0]:
+        for prompt in self._plan.computed:
             for engine in engines.values():
                 engine.ask(prompt)
         took = [figures.seconds(engines["never"].ask(prompt)) for prompt in self._plan.timed]
@@ -174,9 +172,7 @@ class Bench:
         self.line["beside_loaded_mib"] = [round(one / 2**20, 1) for one in loaded]
 
     def _measure_steps(self, auto: Engine) -> None:
-        """Measures a new engine after changes of the rate."""
-        for prompt in self._plan.computed[1]:
-            auto.ask(prompt)
+        """Measures `auto` after changes of the rate."""
         answers = {}
         for name, rate in (("warm_up", FAST), ("slower", SLOW), ("faster", FAST)):
             self._set_rate(rate)
@@ -219,7 +215,7 @@ def main(argv: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--quick", action="store_true", help="6 cells instead of 22")
-    parser.add_argument("--rounds", type=int, help="rounds of each cell (5)")
+    parser.add_argument("--rounds", type=int, help="rounds of each cell (5; 3 with --quick)")
     parser.add_argument(
         "--max-step-load-s",
         type=float,

@@ -35,7 +35,7 @@ class Model:
     """
 
     BLOCK_TOKENS = 32
-    VOCABULARY, LAYERS, HEADS, KV_HEADS, HEAD_SIZE, WIDTH = 4096, 8, 4, 2, 128, 512
+    VOCABULARY, LAYERS, HEADS, KV_HEADS, HEAD_SIZE, WIDTH = 4096, 4, 4, 2, 128, 512
     MOST_TOKENS = 8192
 
     def __init__(self, folder: Path) -> None:

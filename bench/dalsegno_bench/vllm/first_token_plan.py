@@ -94,7 +94,7 @@ QUICK = Form(
         Cell(0.5, MIDDLE, 0.5),
         Cell(0.25, SHORT, 1.0),
     ),
-    rounds=5,
+    rounds=3,
     warm_ups=3,
     step_requests=6,
     pairs=3,
@@ -125,7 +125,7 @@ class Plan:
 
     Attributes:
         form: How much is measured.
-        computed: Prompts without hits, for the engines of the cells and for the one of the steps.
+        computed: Prompts without hits, from which engines learn how long computing takes.
         timed: Prompts without hits whose computing is timed.
         warm_ups: Those of `auto`, by rate.
         rounds: One document for each round, by cell.
@@ -134,7 +134,7 @@ class Plan:
     """
 
     form: Form
-    computed: list[list[list[int]]] = field(default_factory=list)
+    computed: list[list[int]] = field(default_factory=list)
     timed: list[list[int]] = field(default_factory=list)
     warm_ups: dict[float, list[Document]] = field(default_factory=dict)
     rounds: dict[Cell, list[Document]] = field(default_factory=dict)
@@ -151,7 +151,7 @@ class Plan:
         def documents(count: int, tokens: int = SHORT, hits: float = 1.0) -> list[Document]:
             return [Document(text(tokens), int(tokens * hits)) for _ in range(count)]
 
-        self.computed = [[text(tokens) for tokens in COMPUTED] for _ in range(2)]
+        self.computed = [text(tokens) for tokens in COMPUTED]
         self.timed = [text(MIDDLE) for _ in range(3)]
         for rate in form.rates:
             self.warm_ups[rate] = documents(form.warm_ups)
@@ -172,8 +172,7 @@ class Plan:
     @property
     def tokens(self) -> int:
         """How many tokens each engine may store."""
-        computed = [prompt for group in self.computed for prompt in group]
-        asked = [*computed, *self.timed, *(other for _, other in self.pairs)]
+        asked = [*self.computed, *self.timed, *(other for _, other in self.pairs)]
         groups = [*self.warm_ups.values(), *self.rounds.values(), *self.steps.values()]
         documents = [*(one for group in groups for one in group), *(one for one, _ in self.pairs)]
         return sum(map(len, [*asked, *(one.prompt for one in documents)]))

@@ -69,7 +69,7 @@ class _Recorded:
     def follow(self) -> None:
         """Records what deciders do that are made from now on."""
         from dalsegno.integrations.common.deciding import LoadDecider
-        from dalsegno.integrations.vllm.direct import offering
+        from dalsegno.integrations.vllm import costs
 
         recorded = self
 
@@ -80,11 +80,11 @@ class _Recorded:
                 recorded.choices.append(_described(choice, wish))
                 return choice
 
-            def end_load(self, number: int, seconds: float, *, is_whole: bool) -> None:
+            def end_load(self, number: int, seconds: float, **how: bool) -> None:
                 running = self._running.get(number)
                 for tier, size in running.sizes.items() if running else ():
                     recorded.loads.append([tier, size, self.model.load_s(tier, size), seconds])
-                super().end_load(number, seconds, is_whole=is_whole)
+                super().end_load(number, seconds, **how)
 
             def note_step(self, step: Any) -> None:
                 work = step.work
@@ -92,7 +92,7 @@ class _Recorded:
                 recorded.steps.append([expected_s, step.seconds])
                 super().note_step(step)
 
-        offering.LoadDecider = Recording  # type: ignore[attr-defined]
+        costs.LoadDecider = Recording  # type: ignore[attr-defined]
 
 
 def _described(choice: Any, wish: Any) -> dict[str, Any]:

@@ -94,9 +94,10 @@ def test_answers_differ_if_one_policy_has_other_tokens() -> None:
 
 def test_the_full_form_has_every_rate_length_and_hit_rate() -> None:
     assert len(FULL.cells) == len(set(FULL.cells)) == 22
+    assert FULL.rounds >= 5
     assert FULL.rates == [4.0, 2.0, 1.0, 0.5, 0.25]
     assert len(QUICK.cells) == 6
-    assert QUICK.rounds >= 5
+    assert QUICK.rounds >= 3
     # The changes of the rate are compared with these.
     for form in (FULL, QUICK):
         assert {Cell(4.0, 1024, 1.0), Cell(0.25, 1024, 1.0)} <= set(form.cells)
