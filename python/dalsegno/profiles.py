@@ -19,6 +19,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 from dalsegno import _native
@@ -49,7 +50,14 @@ class ComputePrior:
     read_s: float
 
     @classmethod
-    def of_shape(cls, layers: int, token_bytes: float, *, is_cpu: bool) -> Self:
+    def of_shape(
+        cls,
+        layers: int,
+        token_bytes: float,
+        *,
+        is_cpu: bool,
+        operations_per_s: float | None = None,
+    ) -> Self:
         """Returns what is assumed of a model, from the sizes of its KV cache.
 
         A model has about 16 times as many parameters in a layer as its KV cache has bytes for a
@@ -59,8 +67,10 @@ class ComputePrior:
             layers: Layers of the model.
             token_bytes: Bytes of a token in the KV cache of one worker.
             is_cpu: Whether a CPU computes.
+            operations_per_s: As the device was measured; None: what such devices have.
         """
         operations, bytes_per_s = (2e11, 2e10) if is_cpu else (3e14, 2e12)
+        operations = operations_per_s or operations
         width = max(64.0, token_bytes / layers)
         return cls(
             step_s=2e-3 if is_cpu else 3e-4 * layers,
@@ -71,7 +81,9 @@ class ComputePrior:
 
 
 def folder() -> Path:
-    """Returns the folder of the profiles of this user."""
+    """Returns the folder of the profiles: `$DALSEGNO_PROFILES`, or the user's own."""
+    if given := os.environ.get("DALSEGNO_PROFILES"):
+        return Path(given)
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "dalsegno" / "profiles"
 
@@ -82,25 +94,33 @@ class Profile:
     Attributes:
         path: Its file; None if it is kept nowhere.
         engine: What the kind is.
+        notes: What else the file says, by name; the names of the file's own fields are not allowed.
     """
 
-    def __init__(self, engine: Mapping[str, str], prior: ComputePrior, place: Path | None) -> None:
+    def __init__(
+        self,
+        engine: Mapping[str, str],
+        prior: ComputePrior,
+        place: Path | None,
+        tiers: Mapping[str, tuple[float, float]] = MappingProxyType({}),
+    ) -> None:
         """Reads nothing yet.
 
         Args:
             engine: What makes engines of one kind: model, device, version, parallel sizes, store.
             prior: What is assumed without a file.
             place: The folder of profiles; None: nothing is read or saved.
+            tiers: What is assumed of tiers without a file: latency in s, and bytes per second.
         """
         self.engine, self._prior = dict(engine), prior
-        name = hashlib.sha256(json.dumps(self.engine, sort_keys=True).encode()).hexdigest()[:16]
-        self.path = None if place is None else place / f"{name}.json"
+        self._tiers = {**TIER_PRIORS, **tiers}
+        self.path = path_of(engine, place)
+        self.notes: dict[str, Any] = {}
         self._saved_at = time.monotonic()
 
     def model(self) -> Any:
         """Returns a model that starts with what is known."""
-        known = {} if self.path is None else read(self.path)
-        return self.model_of(known if known.get("engine") == self.engine else {})
+        return self.model_of(known_of(self.engine, self.path))
 
     def model_of(self, known: Mapping[str, Any]) -> Any:
         """Returns a model that starts with what a file says.
@@ -112,7 +132,7 @@ class Profile:
         tiers = known.get("tiers", {})
         return _native.CostModel(
             compute=tuple(compute[name] for name in COMPUTE),
-            tiers={tier: _tier(tiers.get(tier), TIER_PRIORS[tier]) for tier in TIERS},
+            tiers={tier: _tier(tiers.get(tier), self._tiers[tier]) for tier in TIERS},
         )
 
     def keep(self, model: Any) -> None:
@@ -128,6 +148,7 @@ class Profile:
             return
         learned = model.explain()
         known = {
+            **self.notes,
             "version": VERSION,
             "engine": self.engine,
             "compute": _positive(learned["compute"]["coefficients"]),
@@ -135,8 +156,39 @@ class Profile:
             "learned": learned,
             "saved_at": time.time(),
         }
+        # Measured before traffic, by `dalsegno profile run`.
+        if table := known_of(self.engine, self.path).get("table"):
+            known["table"] = table
         with contextlib.suppress(OSError):
             _replace(self.path, json.dumps(known, indent=1))
+
+
+def path_of(engine: Mapping[str, str], place: Path | None) -> Path | None:
+    """Returns the file of a kind of engine in a folder of profiles; None without one."""
+    name = hashlib.sha256(json.dumps(dict(engine), sort_keys=True).encode()).hexdigest()[:16]
+    return None if place is None else place / f"{name}.json"
+
+
+def known_of(engine: Mapping[str, str], path: Path | None) -> dict[str, Any]:
+    """Returns what a file says of a kind of engine; nothing without a good one."""
+    known = {} if path is None else read(path)
+    return known if known.get("engine") == engine else {}
+
+
+def write(known: Mapping[str, Any], place: Path) -> Path:
+    """Writes what is known of a kind of engine, and returns the file.
+
+    Args:
+        known: As `read` returns it.
+        place: The folder of profiles.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    path = path_of(known["engine"], place)
+    assert path is not None
+    _replace(path, json.dumps(known, indent=1))
+    return path
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from dalsegno.cli import (
     ls,
     output,
     profile,
+    profile_run,
     prune,
     serve,
     verify,
@@ -76,6 +77,7 @@ _far.command("doctor", help=help_of(doctor.doctor))(doctor.doctor)
 app.add_typer(_far, name="far")
 _profile.callback(help=help_of(profile.profile))(profile.profile)
 _profile.command("show", help=help_of(profile.profile_show))(profile.profile_show)
+_profile.command("run", help=help_of(profile_run.profile_run))(profile_run.profile_run)
 app.add_typer(_profile, name="profile")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +17,8 @@ from dalsegno.cli.options import AsJson
 PROMPTS = (1024, 4096, 16_384, 65_536)
 # Tokens that a step computes at most, in that table.
 CHUNK = 8192
+# Tokens of prompts, to find from where on loading is faster.
+LENGTHS = tuple(64 * tokens for tokens in range(1, 2049))
 UNITS = {
     "step_s": "a step",
     "token_s": "a token",
@@ -77,17 +80,26 @@ def _show(path: Path, known: dict[str, Any]) -> None:
     print(f"store {engine.get('store', '')}; saved {age_s / 3600:.1f} h ago in {path}\n")
     compute = learned["compute"]
     rows = [
-        (UNITS[name], _seconds(compute["coefficients"][name]), "", "") for name in profiles.COMPUTE
+        (UNITS[name], seconds(compute["coefficients"][name]), "", "") for name in profiles.COMPUTE
     ]
     rows[0] = (*rows[0][:2], f"{compute['measured']:,}", f"{compute['drifts']:,}")
     show.table(("computing", "time>", "measured>", "changes>"), rows)
     print()
+    show_tiers(learned)
+    print()
+    if declined := known.get("saves_declined"):
+        loaded, computed = seconds(declined["loaded_s"]), seconds(declined["computed_s"])
+        print(f"some blocks are kept in the pool only: loading {declined['tokens']:,} tokens from")
+        print(f"the disk takes {loaded}, computing them {computed}\n")
+    show_predictions(known, PROMPTS)
+
+
+def show_tiers(learned: dict[str, Any]) -> None:
+    """Prints how fast each tier loads."""
     show.table(
         ("tier", "latency>", "speed>", "high>", "measured>", "changes>"),
         [_tier(tier, learned[tier]) for tier in profiles.TIERS],
     )
-    print()
-    _predictions(known)
 
 
 def _tier(tier: str, learned: dict[str, Any]) -> tuple[str, ...]:
@@ -95,7 +107,7 @@ def _tier(tier: str, learned: dict[str, Any]) -> tuple[str, ...]:
     speed = 1 / max(coefficients["byte_s"], 1e-15)
     return (
         tier,
-        _seconds(coefficients["latency_s"]),
+        seconds(coefficients["latency_s"]),
         f"{show.byte_count(int(speed))}/s",
         f"{learned['high']:.2f}",
         f"{measured:,}" if measured else "assumed",
@@ -103,24 +115,41 @@ def _tier(tier: str, learned: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _predictions(known: dict[str, Any]) -> None:
+def show_predictions(known: dict[str, Any], prompts: Sequence[int]) -> None:
     """Prints how long prompts of some lengths are computed and loaded."""
-    model = profiles.Profile(known["engine"], profiles.ComputePrior(1, 1, 1, 1), None)
-    costs = model.model_of(known)
+    kind = profiles.Profile(known["engine"], profiles.ComputePrior(1, 1, 1, 1), None)
+    costs = kind.model_of(known)
     token_bytes = float(known["engine"]["block_bytes"]) / float(known["engine"]["block_tokens"])
+
+    def times(tokens: int) -> tuple[float, dict[str, float]]:
+        loads = {tier: costs.load_s(tier, tokens * token_bytes) for tier in profiles.TIERS}
+        return costs.request_s(0.0, float(tokens), float(CHUNK)), loads
+
     rows = []
-    for tokens in PROMPTS:
-        computed_s = costs.request_s(0.0, float(tokens), float(CHUNK))
-        loads = [costs.load_s(tier, tokens * token_bytes) for tier in profiles.TIERS]
-        marks = [f"{_seconds(one)}{' *' if one < computed_s else '  '}" for one in loads]
-        rows.append((f"{tokens:,}", _seconds(computed_s), *marks))
+    for tokens in prompts:
+        computed_s, loads = times(tokens)
+        marks = [f"{seconds(one)}{' *' if one < computed_s else '  '}" for one in loads.values()]
+        rows.append((f"{tokens:,}", seconds(computed_s), *marks))
     show.table(("prompt>", "computed>", *(f"from {tier}>" for tier in profiles.TIERS)), rows)
     print("* loading is faster than computing")
+    for tier in profiles.TIERS:
+        wins = [times(tokens)[1][tier] < times(tokens)[0] for tokens in LENGTHS]
+        print(f"{tier}: {_where(wins)}")
 
 
-def _seconds(seconds: float) -> str:
+def _where(wins: Sequence[bool]) -> str:
+    """Returns from which length on loading is faster, from whether it is for each of `LENGTHS`."""
+    last = max((at for at, is_faster in enumerate(wins) if not is_faster), default=-1)
+    if last < 0:
+        return "loading is faster for prompts of all lengths"
+    if last + 1 == len(wins):
+        return f"computing is faster for prompts of {LENGTHS[-1]:,} tokens"
+    return f"loading is faster from {LENGTHS[last + 1]:,} tokens on"
+
+
+def seconds(number: float) -> str:
     """Returns a time with three digits."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds * 1e9:.3g} ns"
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number * 1e9:.3g} ns"

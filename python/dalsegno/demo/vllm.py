@@ -97,6 +97,9 @@ def transfer_config(store: Path) -> dict[str, Any]:
             "path": str(store),
             "capacity": "4GiB",
             "cpu_bytes_to_use": PRIMARY_BYTES,
+            # The model is so small that computing may be faster.
+            "load_policy": "always",
+            "keep_profile": False,
         },
     }
 

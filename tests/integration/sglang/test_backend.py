@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,95 +12,36 @@ pytest.importorskip("sglang")
 
 import torch
 from sglang.srt.mem_cache.hicache_storage import (
-    HiCacheStorageConfig,
     HiCacheStorageExtraInfo,
     PoolHitPolicy,
     PoolName,
     PoolTransfer,
 )
 from tests.contract.subjects import chain
+from tests.integration.sglang.backend_rig import (
+    GEOMETRY,
+    Backends,
+    config,
+    indices,
+    keys,
+    noise,
+    pages,
+)
 from tests.outside import another_process
 
 from dalsegno import InvalidError
-from dalsegno.integrations.sglang import DalsegnoHiCache, identity, plugin
-from dalsegno.integrations.sglang.pools import Memory, PoolPages, byte_view
+from dalsegno.integrations.sglang import identity, plugin
+from dalsegno.integrations.sglang.pools import Memory, PoolPages
 from dalsegno.integrations.sglang.spaces import block_hash
-from dalsegno_bench.sglang.rig import Geometry, Rig
+from dalsegno_bench.sglang.rig import Rig
 
 pytestmark = pytest.mark.engine
-GEOMETRY = Geometry(page_tokens=4)
-
-
-def config(**changes: Any) -> HiCacheStorageConfig:
-    """SGLang's description of a rank: the only rank by default."""
-    alone = {"tp_rank": 0, "tp_size": 1, "pp_rank": 0, "pp_size": 1}
-    rest = {"attn_cp_rank": 0, "attn_cp_size": 1, "is_mla_model": False}
-    result = {"enable_storage_metrics": True, "is_page_first_layout": True, "model_name": "m"}
-    return HiCacheStorageConfig(**{**alone, **rest, **result, **changes})
-
-
-def keys(count: int, prompt: str = "a") -> list[str]:
-    """SGLang's keys of a prompt's pages."""
-    return [one.hex() for one in chain(count, prompt)]
-
-
-@pytest.fixture(scope="module")
-def rig() -> Iterator[Rig]:
-    """A cache without storage, for its host pool."""
-    made = Rig(GEOMETRY)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def make(tmp_path: Path, rig: Rig) -> Iterator[Callable[..., DalsegnoHiCache]]:
-    """Makes backends over the host pool, all with the same directory."""
-    with ExitStack() as opened:
-
-        def backend(ranks: dict[str, Any] | None = None, **extra: Any) -> DalsegnoHiCache:
-            given = {
-                "backend_name": "dalsegno",
-                "path": str(tmp_path / "store"),
-                "capacity": "32MiB",
-                "weights_fingerprint": "w",
-                **extra,
-            }
-            found = DalsegnoHiCache(config(extra_config=given, **(ranks or {})), {})
-            opened.callback(found.close)
-            found.register_mem_pool_host(rig.host)
-            found.register_mem_host_pool_v2(rig.host, PoolName.KV)
-            return found
-
-        yield backend
-
-
-def indices(count: int, first: int = 0) -> torch.Tensor:
-    """The places of pages in the host pool."""
-    tokens = GEOMETRY.page_tokens
-    return torch.arange(first * tokens, (first + count) * tokens)
-
-
-def noise(rig: Rig, count: int) -> list[bytes]:
-    """Fills the first pages of the host pool; returns their bytes."""
-    byte_view(rig.host.kv_buffer)[:] = torch.randint(
-        0, 256, (rig.host.kv_buffer.nbytes,), dtype=torch.uint8
-    ).numpy()
-    return pages(rig, count)
-
-
-def pages(rig: Rig, count: int, first: int = 0) -> list[bytes]:
-    """The bytes of pages of the host pool."""
-    found = (
-        rig.host.get_data_page(int(at), flat=True)
-        for at in indices(count, first)[:: GEOMETRY.page_tokens]
-    )
-    return [bytes(byte_view(page.contiguous())) for page in found]
 
 
 # The three interfaces.
 
 
-def test_the_oldest_interface_moves_tensors(make: Callable[..., DalsegnoHiCache]) -> None:
+def test_the_oldest_interface_moves_tensors(make: Backends) -> None:
     backend = make()
     values = [torch.randn(64, dtype=torch.float32).to(torch.bfloat16) for _ in range(3)]
     assert backend.get(keys(1)[0], torch.empty_like(values[0])) is None
@@ -123,26 +62,22 @@ def test_the_oldest_interface_moves_tensors(make: Callable[..., DalsegnoHiCache]
     assert torch.equal(backend.get("a key of no hash", out[1]), values[0])
 
 
-def test_pages_go_out_of_and_into_the_host_pool_in_place(
-    make: Callable[..., DalsegnoHiCache], rig: Rig
-) -> None:
-    backend, before = make(), noise(rig, 6)
+def test_pages_go_out_of_and_into_the_host_pool_in_place(make: Backends, host: Rig) -> None:
+    backend, before = make(), noise(host, 6)
     assert backend.batch_set_v1(keys(6), indices(6)) == [True] * 6
     assert backend.batch_exists(keys(8)) == 6
     assert backend.batch_exists(keys(8)[3:]) == 3
     assert backend.batch_get_v1(keys(8), indices(8, first=20)) == [True] * 6 + [False] * 2
-    assert pages(rig, 6, first=20) == before
+    assert pages(host, 6, first=20) == before
     # A hint that is wrong, as SGLang's is when it reads, changes nothing.
     wrong = HiCacheStorageExtraInfo(prefix_keys=keys(3, "other"))
     assert backend.batch_get_v1(keys(6)[2:], indices(4, first=30), wrong) == [True] * 4
-    assert pages(rig, 4, first=30) == before[2:]
+    assert pages(host, 4, first=30) == before[2:]
 
 
-def test_a_failing_pool_does_not_affect_the_others(
-    make: Callable[..., DalsegnoHiCache], rig: Rig
-) -> None:
+def test_a_failing_pool_does_not_affect_the_others(make: Backends, host: Rig) -> None:
     backend = make()
-    noise(rig, 2)
+    noise(host, 2)
     good = PoolTransfer(PoolName.KV, host_indices=indices(2), keys=keys(2))
     unknown = PoolTransfer(PoolName.MAMBA, host_indices=indices(2), keys=keys(2))
     short = PoolTransfer(PoolName.KV, host_indices=indices(1), keys=keys(2))
@@ -156,10 +91,10 @@ def test_a_failing_pool_does_not_affect_the_others(
     assert backend.counts()["errors batch_set_v2"] == 2
 
 
-def test_a_missing_window_limits_the_hit(make: Callable[..., DalsegnoHiCache], rig: Rig) -> None:
+def test_a_missing_window_limits_the_hit(make: Backends, host: Rig) -> None:
     backend = make()
-    backend.register_mem_host_pool_v2(rig.host, PoolName.SWA)
-    noise(rig, 6)
+    backend.register_mem_host_pool_v2(host.host, PoolName.SWA)
+    noise(host, 6)
     assert backend.batch_set_v1(keys(6), indices(6)) == [True] * 6
     window = PoolTransfer(
         PoolName.SWA,
@@ -177,7 +112,7 @@ def test_a_missing_window_limits_the_hit(make: Callable[..., DalsegnoHiCache], r
 # Trouble.
 
 
-def test_no_call_raises_for_any_argument(make: Callable[..., DalsegnoHiCache]) -> None:
+def test_no_call_raises_for_any_argument(make: Backends) -> None:
     backend = make()
     nonsense: Any = object()
     assert backend.batch_exists(nonsense) == 0
@@ -191,9 +126,9 @@ def test_no_call_raises_for_any_argument(make: Callable[..., DalsegnoHiCache]) -
 
 
 def test_a_directory_of_another_process_is_a_miss_that_names_the_owner(
-    make: Callable[..., DalsegnoHiCache],
+    make: Backends,
     tmp_path: Path,
-    rig: Rig,
+    host: Rig,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with another_process(tmp_path / "store") as (owner, result):
@@ -201,7 +136,7 @@ def test_a_directory_of_another_process_is_a_miss_that_names_the_owner(
         with caplog.at_level(logging.WARNING, "sglang.dalsegno"):
             backend = make()
         assert f"in use by pid {owner.pid}" in caplog.text
-        noise(rig, 2)
+        noise(host, 2)
         assert backend.batch_set_v1(keys(2), indices(2)) == [False, False]
         assert backend.batch_exists(keys(2)) == 0
         assert backend.batch_get_v1(keys(2), indices(2)) == [False, False]
@@ -209,9 +144,9 @@ def test_a_directory_of_another_process_is_a_miss_that_names_the_owner(
         assert backend.get_stats().prefetch_pgs == []
 
 
-def test_memory_outside_the_pool_is_never_accessed(rig: Rig) -> None:
-    memory, start = Memory(rig.host), rig.host.kv_buffer.data_ptr()
-    size = rig.host.kv_buffer.nbytes
+def test_memory_outside_the_pool_is_never_accessed(host: Rig) -> None:
+    memory, start = Memory(host.host), host.host.kv_buffer.data_ptr()
+    size = host.host.kv_buffer.nbytes
     assert len(memory.view(start, size)) == size
     for address, wanted in ((start - 1, 1), (start + size, 1), (start + 1, size)):
         with pytest.raises(InvalidError, match="outside of its tensors"):
@@ -222,13 +157,13 @@ def test_memory_outside_the_pool_is_never_accessed(rig: Rig) -> None:
 
 
 def test_a_pool_with_new_memory_is_inspected_again(
-    make: Callable[..., DalsegnoHiCache], rig: Rig, monkeypatch: pytest.MonkeyPatch
+    make: Backends, host: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backend, before = make(), noise(rig, 2)
+    backend, before = make(), noise(host, 2)
     assert backend.batch_set_v1(keys(2), indices(2)) == [True, True]
-    monkeypatch.setattr(rig.host, "kv_buffer", torch.zeros_like(rig.host.kv_buffer))
+    monkeypatch.setattr(host.host, "kv_buffer", torch.zeros_like(host.host.kv_buffer))
     assert backend.batch_get_v1(keys(2), indices(2, first=7)) == [True, True]
-    assert pages(rig, 2, first=7) == before
+    assert pages(host, 2, first=7) == before
 
 
 class NoBytes:
@@ -239,13 +174,11 @@ class NoBytes:
     get_page_buffer_meta = staticmethod(lambda indices: None)
 
 
-def test_a_kv_pool_without_bytes_hits_where_the_other_pools_hit(
-    make: Callable[..., DalsegnoHiCache], rig: Rig
-) -> None:
+def test_a_kv_pool_without_bytes_hits_where_the_other_pools_hit(make: Backends, host: Rig) -> None:
     backend = make()
     backend.register_mem_pool_host(NoBytes())
-    backend.register_mem_host_pool_v2(rig.host, PoolName.DEEPSEEK_V4_C4)
-    noise(rig, 3)
+    backend.register_mem_host_pool_v2(host.host, PoolName.DEEPSEEK_V4_C4)
+    noise(host, 3)
     part = PoolTransfer(PoolName.DEEPSEEK_V4_C4, host_indices=indices(3), keys=keys(3))
     assert backend.batch_set_v1(keys(3), indices(3)) == [True] * 3
     assert backend.batch_set_v2([part]) == {PoolName.DEEPSEEK_V4_C4: [True] * 3}
@@ -259,8 +192,8 @@ def test_a_kv_pool_without_bytes_hits_where_the_other_pools_hit(
 # Identity.
 
 
-def test_ranks_have_folders_and_pages_of_their_own(rig: Rig) -> None:
-    found = PoolPages(rig.host)
+def test_ranks_have_folders_and_pages_of_their_own(host: Rig) -> None:
+    found = PoolPages(host.host)
     alone = identity.Ranks.of(config())
     second = identity.Ranks.of(config(tp_rank=1, tp_size=2))
     stage = identity.Ranks.of(config(pp_rank=1, pp_size=2))
@@ -270,7 +203,7 @@ def test_ranks_have_folders_and_pages_of_their_own(rig: Rig) -> None:
 
 
 def test_every_rank_of_an_mla_model_stores_the_replicated_pages(
-    make: Callable[..., DalsegnoHiCache],
+    make: Backends,
 ) -> None:
     ranks = identity.Ranks.of(config(is_mla_model=True, tp_rank=1, tp_size=2))
     pool = type("Latent", (), {})()
@@ -284,10 +217,10 @@ def test_every_rank_of_an_mla_model_stores_the_replicated_pages(
 
 @pytest.mark.parametrize("changed", [{"weights_fingerprint": "other"}, {"salt": "tenant"}], ids=str)
 def test_other_weights_and_other_tenants_find_nothing(
-    changed: dict[str, str], make: Callable[..., DalsegnoHiCache], rig: Rig
+    changed: dict[str, Any], make: Backends, host: Rig
 ) -> None:
     backend = make()
-    noise(rig, 2)
+    noise(host, 2)
     assert backend.batch_set_v1(keys(2), indices(2)) == [True, True]
     backend.close()
     other = make(**changed)
@@ -307,7 +240,7 @@ def test_only_a_full_hex_key_is_used_as_its_own_hash() -> None:
 
 
 def test_updated_weights_find_no_page_of_the_old_ones(
-    make: Callable[..., DalsegnoHiCache], rig: Rig, monkeypatch: pytest.MonkeyPatch
+    make: Backends, host: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def another_process_begins() -> None:
         state = plugin._State()
@@ -316,7 +249,7 @@ def test_updated_weights_find_no_page_of_the_old_ones(
 
     another_process_begins()
     backend = make()
-    noise(rig, 2)
+    noise(host, 2)
     assert backend.batch_set_v1(keys(2), indices(2)) == [True, True]
     for number in range(3):
         plugin._renew_after_update(lambda: None)
@@ -347,14 +280,14 @@ def test_the_backend_is_found_by_its_name() -> None:
 # Metrics.
 
 
-def test_operations_are_counted(make: Callable[..., DalsegnoHiCache], rig: Rig) -> None:
+def test_operations_are_counted(make: Backends, host: Rig) -> None:
     from prometheus_client import REGISTRY
 
     def total(name: str) -> float:
         return REGISTRY.get_sample_value(f"dalsegno_hicache_{name}") or 0.0
 
     backend, before = make(), total("loaded_bytes_total")
-    noise(rig, 3)
+    noise(host, 3)
     backend.batch_set_v1(keys(3), indices(3))
     backend.batch_set_v1(keys(3), indices(3))
     backend.batch_exists(keys(5))

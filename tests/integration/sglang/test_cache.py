@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("sglang")
 
 from sglang.srt.mem_cache.hybrid_cache import hybrid_pool_assembler
+from tests.integration.sglang.backend_rig import LOADS_ALL
 
 from dalsegno.integrations.sglang.settings import CLASS, MODULE
 from dalsegno_bench.sglang.rig import LAYOUTS, Geometry, Rig
@@ -24,7 +25,7 @@ def extra(path: Path, **more: Any) -> dict[str, Any]:
     """The whole extra configuration of SGLang's dynamic backend."""
     named = {"backend_name": "dalsegno", "module_path": MODULE, "class_name": CLASS}
     sizes = {"capacity": "64MiB", "weights_fingerprint": "w"}
-    return {**named, **sizes, "path": str(path), **more}
+    return {**named, **sizes, **LOADS_ALL, "path": str(path), **more}
 
 
 def prompt(number: int, pages: int = 20) -> list[int]:

@@ -26,6 +26,7 @@ from sglang.srt.runtime_context import get_parallel
 from sglang.test.kits.unified_radix_cache.config import CacheConfig
 from sglang.test.kits.unified_radix_cache.fixtures import build_fixture, match_prefix
 from sglang.test.kits.unified_radix_cache.storage import UnifiedRadixCacheStorageFixtures
+from tests.integration.sglang.backend_rig import LOADS_ALL
 
 from dalsegno.integrations.sglang.pools import PoolPages, byte_view
 from dalsegno.integrations.sglang.settings import CLASS, MODULE
@@ -138,6 +139,7 @@ class Machine(UnifiedRadixCacheStorageFixtures, unittest.TestCase):  # type: ign
             "weights_fingerprint": "w",
             "prefetch_threshold": 1,
             "hicache_storage_pass_prefix_keys": True,
+            **LOADS_ALL,
             **extra,
         }
         done, message = self.cache.attach_storage_backend(

@@ -14,6 +14,7 @@ pytest.importorskip("sglang")
 import torch
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorageExtraInfo
 from tests.contract.subjects import chain
+from tests.integration.sglang.backend_rig import LOADS_ALL
 
 from dalsegno.integrations.sglang import DalsegnoHiCache
 from dalsegno.integrations.sglang.settings import CLASS, MODULE
@@ -50,7 +51,7 @@ def attach(rig: Rig, tmp_path: Path) -> Callable[..., DalsegnoHiCache]:
     def one(**more: Any) -> DalsegnoHiCache:
         named = {"backend_name": "dalsegno", "module_path": MODULE, "class_name": CLASS}
         sizes = {"capacity": "8MiB", "weights_fingerprint": "w", "path": str(tmp_path / "store")}
-        backend: DalsegnoHiCache = rig.attach("dynamic", {**named, **sizes, **more})
+        backend: DalsegnoHiCache = rig.attach("dynamic", {**named, **sizes, **LOADS_ALL, **more})
         return backend
 
     return one

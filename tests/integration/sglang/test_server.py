@@ -28,6 +28,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 PAGE = 64
 PROMPT_TOKENS = 3000
 ANSWER_TOKENS = 16
+# Those that are computed before costs decide.
+PROMPTS = 4
 # The KV of the last token of an answer is never computed.
 STORED_PAGES = (PROMPT_TOKENS + ANSWER_TOKENS - 1) // PAGE
 STORAGE = "/hicache/storage-backend"
@@ -58,6 +60,9 @@ class Stage:
             # SGLang's default policy gives a load a second and a bit: too little on a busy machine.
             "prefetch_timeout_base": 60,
             "hicache_storage_pass_prefix_keys": True,
+            # Most tests expect that every hit is loaded.
+            "load_policy": "always",
+            "keep_profile": False,
         }
 
     @contextmanager
@@ -112,7 +117,26 @@ def first(stage: Stage) -> Iterator[Recorded]:
         recorded.count("lookup_pages_total", 'result="hit"')
         recorded.count("available")
         recorded.numbers["prefetched"] = server.metric("sglang:prefetched_tokens_total")
+        learn(recorded, stage)
         yield recorded
+
+
+def learn(recorded: Recorded, stage: Stage) -> None:
+    """Attaches the backend as it is by default, sends prompts, and reads what it has learned."""
+    server = recorded.server
+    server.empty_caches()
+    server.call("DELETE", STORAGE)
+    attach(server, stage, {"load_policy": "auto", "keep_profile": True}, **WAIT)
+    for number in range(PROMPTS):
+        recorded.ask(f"prompt {number}", tokens(10 + number, 500))
+    recorded.ask_again("by cost")
+    server.empty_caches()
+    server.call("DELETE", STORAGE)
+    (profile,) = stage.folder.glob("cache/dalsegno/profiles/*.json")
+    learned = json.loads(profile.read_text(encoding="utf-8"))["learned"]
+    recorded.numbers["steps"] = learned["compute"]["measured"]
+    recorded.numbers["loads"] = learned["log"]["measured"]
+    attach(server, stage, {}, **WAIT)
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +155,7 @@ def successor(stage: Stage, first: Recorded) -> Iterator[Recorded]:
         server.call("DELETE", STORAGE)
         recorded.ask_again("detached")
         server.empty_caches()
-        attach(server, stage, **WAIT)
+        attach(server, stage, {}, **WAIT)
         recorded.ask_again("attached")
         server.empty_caches()
         server.call("POST", f"{STORAGE}/clear")
@@ -145,7 +169,7 @@ def successor(stage: Stage, first: Recorded) -> Iterator[Recorded]:
         recorded.ask_again("updated, warm")
         server.empty_caches()
         server.call("DELETE", STORAGE)
-        attach(server, stage, **WAIT)
+        attach(server, stage, {}, **WAIT)
         recorded.ask("updated, attached")
         server.empty_caches()
         yield recorded
@@ -173,10 +197,10 @@ def fresh(stage: Stage, last: Recorded) -> Iterator[Recorded]:
         yield recorded
 
 
-def attach(server: Server, stage: Stage, **changes: str) -> None:
+def attach(server: Server, stage: Stage, extra: dict[str, Any], **changes: str) -> None:
     body = {
         "hicache_storage_backend": "dynamic",
-        "hicache_storage_backend_extra_config_json": json.dumps(stage.extra),
+        "hicache_storage_backend_extra_config_json": json.dumps({**stage.extra, **extra}),
     }
     server.call("PUT", STORAGE, {**body, **changes})
 
@@ -202,6 +226,15 @@ def test_the_metrics_count_its_pages(first: Recorded) -> None:
     assert result["lookup_pages_total"] == result["loaded_pages_total"]
     assert result["load_failed_pages_total"] == result["errors_total"] == 0
     assert result["available"] == 1
+
+
+def test_a_server_measures_its_steps_and_loads_what_pays(first: Recorded) -> None:
+    # A request has a step for its prompt, and one for each further token.
+    assert first.numbers["steps"] >= PROMPTS * ANSWER_TOKENS
+    assert first.numbers["loads"] >= 1
+    # Its prompt takes seconds to compute here, and milliseconds to load.
+    assert_from_storage(first["by cost"])
+    assert first["by cost"].tokens == first["cold"].tokens
 
 
 def test_a_server_without_the_directory_serves_and_logs_the_owner(

@@ -46,6 +46,8 @@ def test_two_ranks_share_a_server_that_is_killed_and_comes_back(
         "backend_name": "dalsegno",
         "path": str(store.path),
         "prefetch_timeout_base": 60,
+        "load_policy": "always",
+        "keep_profile": False,
     }
     pages = PROMPT_TOKENS // PAGE
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -225,3 +225,8 @@ def scheduler_output(
             resumed_req_ids={one.request_id for one, _, is_first in cached if is_first},
         ),
     )
+
+
+def write_if(scheduler: Any, writes: Callable[[], bool]) -> None:
+    """Lets blocks be written to the disk only if a function says so."""
+    scheduler._keeping = SimpleNamespace(writes=lambda _: writes(), has_declined=True)

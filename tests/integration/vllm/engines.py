@@ -76,7 +76,12 @@ def connector(path: str) -> dict[str, Any]:
         "kv_connector": "DalsegnoConnector",
         "kv_connector_module_path": "dalsegno.integrations.vllm",
         "kv_role": "kv_both",
-        "kv_connector_extra_config": {"path": path, "cpu_bytes_to_use": "256MiB"},
+        "kv_connector_extra_config": {
+            "path": path,
+            "cpu_bytes_to_use": "256MiB",
+            "load_policy": "always",
+            "keep_profile": False,
+        },
     }
 
 

@@ -10,6 +10,9 @@ import pytest
 
 pytest.importorskip("vllm")
 
+import torch
+
+from dalsegno.integrations.common import probe
 from dalsegno.integrations.common.deciding import Engine, LoadDecider, Wish, merged
 from dalsegno.integrations.common.steps import StepTime, StepWork
 from dalsegno.integrations.vllm.settings import ConnectorSettings
@@ -99,16 +102,23 @@ def test_a_load_that_failed_makes_nothing_faster() -> None:
     assert decides.model.load_s("log", 60 * MIB) > before
 
 
-def test_a_step_soon_stops_to_wait_for_loads_that_are_given_up() -> None:
+def test_after_a_late_load_no_step_waits_until_one_was_measured() -> None:
     decides = decider()
-    for tries in range(10):  # noqa: B007 - used below
-        decided = decides.decide(wish("log", most_read=60))
-        if not decided.in_step:
-            break
-        limit_s = ENGINE.max_wait_s + decided.step_s
-        decides.begin_load(1, [("log", 60)], decided.blocks)
-        decides.end_load(1, limit_s, is_whole=False)
-    assert 0 < tries <= 3
+    decided = decides.decide(wish("log", most_read=60))
+    assert decided.in_step
+    decides.begin_load(1, [("log", 60)], decided.blocks)
+    decides.end_load(1, 0.051, is_whole=False, was_late=True)
+    assert not decides.decide(wish("log", most_read=60)).blocks
+    # It is another tier that was late.
+    assert decides.decide(wish("far", most_read=60)).in_step
+    learn(decides, "log", 0.06)
+    assert decides.decide(wish("log", most_read=60)).in_step
+    # The policy that loads always loads ahead.
+    always = decider(load_policy="always")
+    always.begin_load(1, [("log", 60)], 60)
+    always.end_load(1, 0.051, is_whole=False, was_late=True)
+    decided = always.decide(wish("log", most_read=60))
+    assert (decided.blocks, decided.in_step) == (60, False)
 
 
 def test_what_is_queued_for_a_tier_counts() -> None:
@@ -176,3 +186,13 @@ def test_the_slowest_rank_decides_where_a_block_is(
 ) -> None:
     located = [[{"tier": tier, "blocks": count} for tier, count in rank] for rank in ranks]
     assert merged(located, found) == runs
+
+
+def test_how_fast_a_device_computes_is_measured_at_the_start() -> None:
+    rate = probe.operations_per_s(torch.float32)
+    assert rate is not None
+    assert 1e6 < rate < 1e16
+    assert probe.operations_per_s(torch.float32, "cuda:99") is None
+    assert probe.operations_per_s("no dtype") is None
+    slow = ComputePrior.of_shape(32, 1024.0, is_cpu=True, operations_per_s=1e9)
+    assert slow.token_s > ComputePrior.of_shape(32, 1024.0, is_cpu=True).token_s

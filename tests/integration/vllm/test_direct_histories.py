@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from tests.dose import dose
-from tests.integration.vllm.direct_pages import TOKENS, prefix_name
+from tests.integration.vllm.direct_pages import TOKENS, prefix_name, write_if
 from tests.integration.vllm.direct_rig import Rig
 from tests.served import ServerProcess, serving
 
@@ -34,6 +34,8 @@ def any_rig(make_rig: Callable[..., Rig], choose: random.Random, **settings: Any
         rig.slow_down()
     if choose.random() < 0.5:
         rig.read_in_steps()
+    if choose.random() < 0.5:
+        write_if(rig.scheduler, lambda: choose.random() < 0.5)
     return rig
 
 

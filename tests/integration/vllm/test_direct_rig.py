@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from tests.integration.vllm.direct_pages import TOKENS, prefix_name
+from tests.integration.vllm.direct_pages import TOKENS, prefix_name, write_if
 from tests.integration.vllm.direct_rig import Rig
 from tests.integration.vllm.slow_copies import LateTransfer
 
@@ -34,6 +34,30 @@ def test_a_prompt_is_saved_and_loaded_inside_a_step(make_rig: Callable[..., Rig]
     rig.settle()
     assert rig.counts["step_loaded"] == 10
     assert rig.counts["answered"] == 2
+
+
+def test_blocks_that_no_disk_brings_soon_enough_stay_in_the_pool(
+    make_rig: Callable[..., Rig], tmp_path: Path
+) -> None:
+    rig = make_rig()
+    write_if(rig.scheduler, lambda: False)
+    rig.ask("first", PROMPT)
+    rig.settle()
+    assert rig.counts["saves_declined"] == 10
+    assert rig.stored(PROMPT) == 10
+    assert len(rig.router.blocks) == 10
+    rig.forget()
+    rig.ask("second", PROMPT)
+    rig.settle()
+    assert rig.counts["step_loaded"] + rig.counts["waited_blocks"] == 10
+    # A longer prompt may be worth it: then its blocks are written, also those of the pool.
+    write_if(rig.scheduler, lambda: True)
+    rig.forget()
+    rig.ask("third", [*PROMPT, *range(7000, 7000 + TOKENS)])
+    rig.settle()
+    rig.close()
+    again = make_rig(path=str(tmp_path / "store0"))
+    assert again.stored(PROMPT) == 10
 
 
 def test_routers_learn_which_blocks_all_ranks_have(make_rig: Callable[..., Rig]) -> None:

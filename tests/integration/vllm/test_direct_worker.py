@@ -57,7 +57,7 @@ class Engine:
 
     def save(self, hashes: list[bytes], pages: list[int], first: int = 0) -> SaveJob:
         request = DirectRequest(SimpleNamespace(request_id="request"), None)
-        return self.saves.add(request, hashes, first, pages)
+        return self.saves.add(request, hashes, first, pages, is_written=True)
 
     def run(
         self, plan: StepPlan, *, computed: int = LAYERS, hooks_run: bool = True, fails: bool = False

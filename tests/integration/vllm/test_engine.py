@@ -84,7 +84,8 @@ class Stage:
 
 def connector(path: Path, **changes: Any) -> dict[str, Any]:
     """The flat configuration."""
-    extra = {"path": str(path), "capacity": "2GiB", "cpu_bytes_to_use": "256MiB", **changes}
+    extra: dict[str, Any] = {"path": str(path), "capacity": "2GiB", "cpu_bytes_to_use": "256MiB"}
+    extra |= {"load_policy": "always", "keep_profile": False, **changes}
     return {
         "kv_connector": "DalsegnoConnector",
         "kv_connector_module_path": "dalsegno.integrations.vllm",

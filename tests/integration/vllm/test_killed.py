@@ -54,7 +54,8 @@ def regions() -> set[str]:
 
 def run_and_kill(folder: Path, number: int, ranks: int) -> set[str]:
     """Starts an engine, kills all of its processes, and returns what it had in `/dev/shm`."""
-    extra = {"path": str(folder / "store"), "capacity": "64MiB", "cpu_bytes_to_use": "64MiB"}
+    extra: dict[str, Any] = {"path": str(folder / "store"), "capacity": "64MiB"}
+    extra |= {"cpu_bytes_to_use": "64MiB", "load_policy": "always", "keep_profile": False}
     connector = {
         "kv_connector": "DalsegnoConnector",
         "kv_connector_module_path": "dalsegno.integrations.vllm",

@@ -82,6 +82,8 @@ def serving(folder: Path, store: Path) -> Iterator[Server]:
             "path": str(store),
             "capacity": "1Gi",
             "cpu_bytes_to_use": "256Mi",
+            "load_policy": "always",
+            "keep_profile": False,
         },
     }
     command = [str(Path(sys.executable).with_name("vllm")), "serve", str(folder)]

@@ -68,6 +68,7 @@ class Engine:
 
         self._other, self._prompts = spec["other"], dict[str, list[int]]()
         extra = {"path": spec["store"], "capacity": "1GiB", "cpu_bytes_to_use": "128MiB"}
+        extra |= {"load_policy": "always", "keep_profile": False}
         self.llm = LLM(
             model=spec["model"],
             dtype="float32",

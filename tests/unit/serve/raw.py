@@ -97,10 +97,11 @@ def put(
     offset: int = HEADER_BYTES,
     count: int = 1,
     ticket: int = 0,
+    pool_only: bool = False,
 ) -> bytes:
     """A put of the last `count` blocks of a chain."""
     numbers = map(varint, (len(hashes) - count, count, offset, ticket))
-    return varint(8) + namespace + b"".join(numbers) + b"\x00" + b"".join(hashes)
+    return varint(8) + namespace + b"".join(numbers) + bytes([0, pool_only]) + b"".join(hashes)
 
 
 class Raw:

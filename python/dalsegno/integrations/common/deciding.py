@@ -2,18 +2,16 @@
 
 1. With the policy `auto`, the first token is predicted to come no later than if nothing was loaded,
    but for the guard: a request that costs no more may measure a tier again.
-2. A step waits for blocks at most `max_wait_s` beyond what it computes meanwhile, as
-   predicted.
+2. A step waits for blocks at most `max_wait_s` while it computes nothing, as predicted.
 3. Nothing here does I/O or waits.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from dalsegno.integrations.common.settings import StoreSettings
 from dalsegno.integrations.common.steps import StepTime
@@ -25,8 +23,8 @@ GUARD_PART = 0.02
 # A step with fewer tokens decodes; so many others must have been measured before a step waits for
 # blocks that are read beside what it computes.
 PROMPT_TOKENS, FEW_STEPS = 64, 3
-# A load that was given up counts as one that takes so many times longer.
-LONGER = 2.0
+# A load is given up if it takes so many times longer than predicted, and at least `LEAST_LOAD_S`.
+PATIENCE, LEAST_LOAD_S = 4.0, 1.0
 # With so many waiting requests, the first token of one may come later for the sake of all.
 BUSY = 4
 # Waiting requests that count as many as there can be, for the objective `throughput`.
@@ -67,6 +65,8 @@ class Wish:
         waiting: Requests that wait behind this one.
         saved_s: Seconds of computing that loads have saved while this one waited: without them it
             would still wait.
+        whole_bytes: Bytes of all blocks if only all of them or none can be loaded; else 0.
+        promised: Bytes by tier whose loads were promised to others and have not begun.
     """
 
     runs: Runs
@@ -76,6 +76,8 @@ class Wish:
     most_read: int = 0
     waiting: int = 0
     saved_s: float = 0.0
+    whole_bytes: int = 0
+    promised: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def blocks(self) -> int:
@@ -112,12 +114,27 @@ class _Running:
     queued: dict[str, int] = field(default_factory=dict)
 
 
+class Listener(Protocol):
+    """Hears what is measured."""
+
+    def step(self, engine: Engine, step: StepTime) -> None:
+        """A step has computed."""
+
+    def load(self, sizes: Mapping[str, int], seconds: float) -> None:
+        """A whole load has ended; bytes by tier."""
+
+
+# Hears what the deciders of this process measure: `dalsegno profile run` sets one.
+listeners: list[Listener] = []
+
+
 class LoadDecider:
     """Decides for one engine.
 
     Attributes:
         model: What was learned of it.
         engine: What the engine computes and loads.
+        profile: Where it is kept.
     """
 
     def __init__(self, settings: StoreSettings, engine: Engine, profile: Profile) -> None:
@@ -128,9 +145,11 @@ class LoadDecider:
             engine: What the engine computes and loads.
             profile: What is known of it.
         """
-        self._settings, self.engine, self._profile = settings, engine, profile
+        self._settings, self.engine, self.profile = settings, engine, profile
         self.model: Any = profile.model()
         self._running: dict[int, _Running] = {}
+        # Tiers whose last load inside a step was late.
+        self._doubted: set[str] = set()
         # Steps of prompts that were measured here.
         self._steps = 0
 
@@ -139,11 +158,16 @@ class LoadDecider:
         policy = self._settings.load_policy
         if policy == "never" or not wish.blocks:
             return Decision(0)
+        if any(tier in self._doubted for tier, _ in wish.runs):
+            wish = replace(wish, most_read=wish.most_copied)
         if policy == "always":
             return self._always(wish)
         choice = self._choose(wish)
-        decided = self._decision(wish, choice.blocks, in_step=choice.overlapped)
-        return Decision(**{**decided.__dict__, "is_trial": choice.is_trial})
+        blocks = wish.blocks * choice.blocks if wish.whole_bytes else choice.blocks
+        in_step = choice.overlapped
+        step_s = choice.step_s if in_step else 0.0
+        load_s, saved_s = choice.load_s, choice.saved_s
+        return Decision(blocks, in_step, load_s, step_s, saved_s, choice.is_trial)
 
     @property
     def knows_steps(self) -> bool:
@@ -159,10 +183,15 @@ class LoadDecider:
             waiting, backlog_s = MANY_WAITING, math.inf
         elif waiting >= BUSY:
             backlog_s = math.inf
+        runs, block_bytes, block_tokens = wish.runs, engine.block_bytes, engine.block_tokens
+        if wish.whole_bytes:
+            # One large block.
+            runs, block_bytes = [(_slowest(wish.runs), 1)], wish.whole_bytes
+            block_tokens *= wish.blocks
         return self.model.choose(
-            wish.runs,
-            block_bytes=engine.block_bytes,
-            block_tokens=engine.block_tokens,
+            runs,
+            block_bytes=block_bytes,
+            block_tokens=block_tokens,
             computed=wish.computed,
             prompt=wish.prompt,
             chunk=engine.chunk,
@@ -173,13 +202,35 @@ class LoadDecider:
             most_wait_s=engine.max_wait_s,
             backlog_s=backlog_s,
             waiting=waiting,
-            queued=tuple(self._queued(tier) for tier in TIERS),
+            queued=tuple(self._queued(tier) + wish.promised.get(tier, 0) for tier in TIERS),
         )
 
     def guard_s(self, wish: Wish) -> float:
         """Returns by how many seconds the first token of a request may come later."""
-        computed_s = self.model.request_s(wish.computed, wish.prompt, self.engine.chunk)
-        return float(max(self._settings.load_guard_s, GUARD_PART * computed_s))
+        return max(self._settings.load_guard_s, GUARD_PART * self.computed_s(wish))
+
+    def computed_s(self, wish: Wish) -> float:
+        """Returns the seconds in which a request is computed."""
+        return float(self.model.request_s(wish.computed, wish.prompt, self.engine.chunk))
+
+    def limit_s(self, wish: Wish, decided: Decision, most_s: float) -> float:
+        """Returns the seconds after which a load is given up for which no step waits.
+
+        Args:
+            wish: What could be loaded.
+            decided: What is loaded.
+            most_s: Most seconds of any load.
+        """
+        if decided.is_trial:
+            return self.guard_s(wish)
+        if self._settings.load_policy == "always":
+            return most_s
+        return min(most_s, max(LEAST_LOAD_S, PATIENCE * decided.load_s))
+
+    def loss_s(self, wish: Wish) -> float:
+        """Returns by how many seconds loading all is predicted to be slower than computing it."""
+        decided = self._decision(wish, wish.blocks, in_step=False)
+        return decided.load_s - decided.saved_s
 
     def _always(self, wish: Wish) -> Decision:
         count = wish.blocks
@@ -196,7 +247,10 @@ class LoadDecider:
         """Whether a step may wait for so many blocks."""
         # Copies take so little time that they are not set against what the step computes.
         beside_s = 0.0 if count <= wish.most_copied else self._step_s(wish, count)
-        return self._load_s(wish, count) <= self.engine.max_wait_s + beside_s
+        load_s, layers = self._load_s(wish, count), self.engine.layers
+        # For the first layer, or for what the load takes longer than those before the last one.
+        waited_s = max(load_s / layers, load_s - beside_s * (layers - 1) / layers)
+        return waited_s <= self.engine.max_wait_s
 
     def _step_s(self, wish: Wish, count: int) -> float:
         """Returns the seconds of the first step behind so many blocks."""
@@ -207,9 +261,15 @@ class LoadDecider:
 
     def _load_s(self, wish: Wish, count: int) -> float:
         """Returns the seconds that most loads of so many leading blocks do not exceed."""
-        sizes = self._sizes(wish.runs, count)
-        times = [self.model.load_s(one, self._queued(one) + size) for one, size in sizes.items()]
-        return float(sum(times))
+        sizes = self.sizes(wish, count)
+        before = {one: self._queued(one) + wish.promised.get(one, 0) for one in sizes}
+        return float(sum(self.model.load_s(one, before[one] + sizes[one]) for one in sizes))
+
+    def sizes(self, wish: Wish, count: int) -> dict[str, int]:
+        """Returns the bytes of so many leading blocks by tier."""
+        if wish.whole_bytes and count:
+            return {_slowest(wish.runs): wish.whole_bytes}
+        return self._sizes(wish.runs, count)
 
     def _sizes(self, runs: Runs, count: int) -> dict[str, int]:
         """Returns the bytes of leading blocks by tier."""
@@ -228,20 +288,29 @@ class LoadDecider:
 
     def begin_load(self, number: int, runs: Runs, count: int) -> None:
         """Notes that a load of so many leading blocks begins."""
-        queued = {tier: self._queued(tier) for tier in TIERS}
-        self._running[number] = _Running(self._sizes(runs, count), queued)
+        self.begin_bytes(number, self._sizes(runs, count))
 
-    def end_load(self, number: int, seconds: float, *, is_whole: bool) -> None:
+    def begin_bytes(self, number: int, sizes: dict[str, int]) -> None:
+        """Notes that a load begins, of so many bytes from each tier."""
+        queued = {tier: self._queued(tier) for tier in TIERS}
+        self._running[number] = _Running(sizes, queued)
+
+    def end_load(
+        self, number: int, seconds: float, *, is_whole: bool, was_late: bool = False
+    ) -> None:
         """Learns how long a load took.
 
         Args:
             number: Of the load.
             seconds: On the slowest worker; 0 if it did not begin.
-            is_whole: Whether it has brought all blocks: others would have taken longer.
+            is_whole: Whether it has brought all blocks.
+            was_late: Whether it was given up because a step would have waited too long.
         """
         running = self._running.pop(number, None)
         if running is None or not seconds or not running.sizes:
             return
+        for listener in listeners if is_whole else ():
+            listener.load(running.sizes, seconds)
         sizes = {tier: running.queued[tier] + size for tier, size in running.sizes.items()}
         # What one load had of several tiers is set against the slowest one of them.
         expected = {tier: self.model.load_s(tier, size) for tier, size in sizes.items()}
@@ -249,20 +318,39 @@ class LoadDecider:
         own_s = seconds - sum(expected[tier] for tier in expected if tier != slowest)
         if is_whole and own_s > 0:
             self.model.note_load(slowest, sizes[slowest], own_s)
-        elif own_s > expected[slowest]:
-            # It was given up: nobody knows how long it would have taken.
-            self.model.note_load(slowest, sizes[slowest], LONGER * own_s)
+            self._doubted.discard(slowest)
+        elif was_late or own_s > expected[slowest]:
+            self.model.note_given_up(slowest)
+            if was_late:
+                self._doubted.add(slowest)
+
+    def is_loading(self, tier: str) -> bool:
+        """Whether loads under way have blocks of a tier."""
+        return self._queued(tier) > 0
+
+    def note_read(self, tier: str, size: int, seconds: float) -> None:
+        """Learns how long a read of so many bytes took that nobody waited for."""
+        if seconds > 0:
+            # It is smaller than a load, so it says too little to let a step wait again.
+            self.model.note_load(tier, size, seconds)
 
     def note_step(self, step: StepTime) -> None:
         """Learns how long a step took."""
         work = step.work
+        for listener in listeners:
+            listener.step(self.engine, step)
         self._steps += work.tokens >= PROMPT_TOKENS
         self.model.note_step(work.tokens, work.pairs, work.read, step.seconds)
-        self._profile.keep(self.model)
+        self.profile.keep(self.model)
 
     def close(self) -> None:
         """Keeps what was learned for the next engine of the kind."""
-        self._profile.save(self.model)
+        self.profile.save(self.model)
+
+
+def _slowest(runs: Runs) -> str:
+    """Returns the slowest tier of some blocks."""
+    return max((tier for tier, _ in runs), key=TIERS.index)
 
 
 def merged(runs_of_ranks: Sequence[Sequence[Any]], found: int) -> list[tuple[str, int]]:
@@ -273,16 +361,18 @@ def merged(runs_of_ranks: Sequence[Sequence[Any]], found: int) -> list[tuple[str
             count as read from the log.
         found: How many blocks all ranks had.
     """
-    ends = [_ends(runs, found) for runs in runs_of_ranks]
-    borders = sorted({0, *(end for own in ends for end, _ in own)})
-    slowest = list[tuple[str, int]]()
-    for begin, end in itertools.pairwise(borders):
-        tiers = [next(tier for last, tier in own if begin < last) for own in ends]
-        tier = max(tiers, key=TIERS.index)
+    ranks = [_ends(runs, found) for runs in runs_of_ranks]
+    places, slowest, begin = [0] * len(ranks), list[tuple[str, int]](), 0
+    while begin < found:
+        now = [ends[at] for ends, at in zip(ranks, places, strict=True)]
+        end = min(last for last, _ in now)
+        tier = max((tier for _, tier in now), key=TIERS.index)
         if slowest and slowest[-1][0] == tier:
             slowest[-1] = (tier, slowest[-1][1] + end - begin)
         else:
             slowest.append((tier, end - begin))
+        places = [at + (last == end) for at, (last, _) in zip(places, now, strict=True)]
+        begin = end
     return slowest
 
 

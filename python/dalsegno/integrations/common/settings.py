@@ -71,6 +71,13 @@ def seconds(name: str, value: object, most: float = 3600.0) -> float:
     raise InvalidError(f"{name} is {value!r}; it must be seconds above 0 and at most {most:g}")
 
 
+def part(name: str, value: object) -> float:
+    """Checks a part of a whole, 0 to 1."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1:
+        return float(value)
+    raise InvalidError(f"{name} is {value!r}; it must be a number from 0 to 1")
+
+
 def count(name: str, value: object, most: int = 100_000) -> int:
     """Checks a number of things."""
     if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= most:

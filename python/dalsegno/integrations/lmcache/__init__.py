@@ -4,8 +4,11 @@
         "class_name": "DalsegnoL2Adapter",
         "adapter_params": {"path": "/var/cache/kv", "weights_fingerprint": "1"}}'
 
-`DalsegnoL2Adapter` is loaded when it is first asked for: importing this package imports neither
-LMCache nor the store.
+From LMCache 0.5.7 on, `--kv-load-policy dalsegno.integrations.lmcache:DalsegnoLoadPolicy` lets the
+engine compute what the adapter would load more slowly.
+
+Both are loaded when they are first asked for: importing this package imports neither LMCache nor
+the store.
 """
 
 from __future__ import annotations
@@ -16,17 +19,19 @@ from dalsegno.integrations.common import lazy
 
 if TYPE_CHECKING:
     from dalsegno.integrations.lmcache.adapter import DalsegnoL2Adapter
+    from dalsegno.integrations.lmcache.policy import DalsegnoLoadPolicy
 
-__all__ = ["DalsegnoL2Adapter"]
+__all__ = ["DalsegnoL2Adapter", "DalsegnoLoadPolicy"]
 
-_HOMES = {"DalsegnoL2Adapter": "adapter"}
+_HOMES = {"DalsegnoL2Adapter": "adapter", "DalsegnoLoadPolicy": "policy"}
 
 
 def __getattr__(name: str) -> Any:
-    """Loads the adapter.
+    """Loads the adapter or the policy.
 
     Raises:
         ImportError: LMCache is missing, or a version that the integration does not know.
         AttributeError: There is no such name.
     """
-    return lazy.load(__name__, _HOMES, name, "LMCache 0.5.6")
+    version = "0.5.7" if name == "DalsegnoLoadPolicy" else "0.5.6"
+    return lazy.load(__name__, _HOMES, name, f"LMCache {version}")

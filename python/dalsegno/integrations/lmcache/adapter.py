@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -35,6 +36,7 @@ from dalsegno.integrations.common import report
 from dalsegno.integrations.common.fields import hashed
 from dalsegno.integrations.common.model_files import NEVER_NS, ModelFiles, is_weight
 from dalsegno.integrations.common.opening import Backend, Opened, OpenNamespaces
+from dalsegno.integrations.lmcache.costs import LoadCosts
 from dalsegno.integrations.lmcache.keys import FORMAT, Hasher, by_model
 from dalsegno.integrations.lmcache.meter import Meter
 from dalsegno.integrations.lmcache.settings import AdapterSettings
@@ -99,6 +101,7 @@ class DalsegnoL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         self._backend = Backend(
             settings.place(""), settings.store_settings(), self._prepare, "LMCache", logger
         )
+        self._costs = LoadCosts(settings, self._meter, logger)
         self._mover = Mover(self._hasher, self._meter, self._backend.report_poisoned)
         self._know_capacity(self._backend.current)
         self._stored, self._found, self._loaded = (
@@ -169,7 +172,10 @@ class DalsegnoL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             elif self._loading.under_way() >= self._settings.max_load_tasks:
                 self._mover.refuse(task)
             else:
-                self._mover.start_load(task, opened.namespaces, objects)
+                self._mover.start_load(
+                    task, opened.namespaces, objects, is_measured=self._costs.is_used
+                )
+                self._costs.begin(task.number, task.sizes)
 
         self._start(task, start, self._loading, self._report_load)
         return task.number
@@ -205,6 +211,8 @@ class DalsegnoL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         bitmap = Bitmap(len(task.keys))
         try:
             done = self._mover.loaded(task)
+            seconds = time.monotonic() - task.started
+            self._costs.end(task.number, seconds, is_whole=len(done) == len(task.keys))
             bitmap.batched_set(done)
             if done:
                 self._notify_keys_accessed([task.keys[one] for one in done])
@@ -225,8 +233,9 @@ class DalsegnoL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         task, opened = self._task((), 0.0), self._backend.current
         bitmap = Bitmap(len(keys))
         try:
-            if opened is not None and not self._closed:
-                hits = looked_up(opened.namespaces, self._hasher, keys, group_layout_descs)
+            is_asked = self._settings.load_policy != "never"
+            if opened is not None and not self._closed and is_asked:
+                hits = self._look_up(opened, keys, group_layout_descs)
                 bitmap.batched_set(hits)
                 self._meter.count(
                     lookup_hit_objects=len(hits), lookup_miss_objects=len(keys) - len(hits)
@@ -235,6 +244,15 @@ class DalsegnoL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             self._meter.trouble("lookup", error)
         self._found.add(task.number, bitmap)
         return task.number
+
+    def _look_up(self, opened: Opened, keys: list[Any], described: Any) -> list[int]:
+        """Returns the places of the keys that the store has; notes where they are, if it counts."""
+        found: list[Any] | None = [] if self._costs.is_used else None
+        hits = looked_up(opened.namespaces, self._hasher, keys, described, found)
+        if found and hits:
+            chunks = len({keys[place].chunk_hash for place in hits})
+            self._costs.note_lookup(keys[hits[0]].model_name, found, chunks)
+        return hits
 
     def query_lookup_and_lock_result(self, task_id: int) -> Any:
         """Hands out which keys of a lookup were there, once."""

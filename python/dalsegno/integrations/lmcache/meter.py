@@ -19,6 +19,7 @@ COUNTERS = (
     "load_failed_objects",
     "throttled_objects",
     "deleted_objects",
+    "load_declined",
     "errors",
 )
 

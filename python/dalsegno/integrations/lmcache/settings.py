@@ -28,12 +28,15 @@ class AdapterSettings(StoreSettings):
             3/4 of that memory if not given. A larger task is written in parts.
         model: Folder of the only model that is served, or its only file. Its weights are hashed at
             start, so that other weights under the same name never meet these objects.
+        profile: For `DalsegnoLoadPolicy`, what says how fast the engine computes: the file of a
+            profile, which ends in `.json`, or the name of the model.
     """
 
     max_load_tasks: int = 64
     max_store_tasks: int = 64
     max_store_bytes: int | None = None
     model: str = ""
+    profile: str = ""
 
     CHECKS: ClassVar[Mapping[str, Check]] = {
         **StoreSettings.CHECKS,
@@ -41,6 +44,7 @@ class AdapterSettings(StoreSettings):
         "max_store_tasks": count,
         "max_store_bytes": byte_count,
         "model": _model,
+        "profile": lambda name, value: text(name, value, 4096),
     }
 
     @classmethod

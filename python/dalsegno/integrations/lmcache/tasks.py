@@ -105,6 +105,7 @@ class Task(Batch[Part]):
         planned: The parts that were not started, in order.
         max_bytes: Most bytes in flight, unless one part is larger.
         moving_bytes: Bytes of all parts.
+        sizes: Bytes that it loads, by the tiers that they were in when it began.
         present: Places of keys that the store already had.
         dropped: Places of keys of parts that were never started.
         failed: Whether something could not be started.
@@ -116,6 +117,7 @@ class Task(Batch[Part]):
     planned: deque[Planned] = field(default_factory=deque)
     max_bytes: int = 0
     moving_bytes: int = 0
+    sizes: dict[str, int] = field(default_factory=dict)
     present: list[int] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
     failed: bool = False

@@ -17,6 +17,7 @@ from typing import Any
 
 from dalsegno import InvalidError, PoisonedError, PutReport
 from dalsegno.integrations.common.batch import cut
+from dalsegno.integrations.lmcache.costs import sizes_of
 from dalsegno.integrations.lmcache.keys import Hasher, by_model
 from dalsegno.integrations.lmcache.meter import Meter
 from dalsegno.integrations.lmcache.spaces import Layout, Space
@@ -27,7 +28,13 @@ PART_BYTES = 64 << 20
 MOST_PARTS = 8
 
 
-def looked_up(spaces: Any, hasher: Hasher, keys: Sequence[Any], described: Any) -> list[int]:
+def looked_up(
+    spaces: Any,
+    hasher: Hasher,
+    keys: Sequence[Any],
+    described: Any,
+    found: list[tuple[Space, list[bytes]]] | None = None,
+) -> list[int]:
     """Returns the places of the keys that the store has; reads only the in-memory index.
 
     Args:
@@ -35,6 +42,7 @@ def looked_up(spaces: Any, hasher: Hasher, keys: Sequence[Any], described: Any) 
         hasher: Makes block hashes.
         keys: LMCache's keys.
         described: The layout of each object group, as far as LMCache provides it.
+        found: Takes the hashes of the objects, by namespace.
     """
     layouts = [Layout.of_description(one) for one in described.values() if one.shapes]
     hits: list[int] = []
@@ -44,9 +52,11 @@ def looked_up(spaces: Any, hasher: Hasher, keys: Sequence[Any], described: Any) 
             asked = hashes if len(left) == len(hashes) else [hashes[one] for one in left]
             there = space.namespace.contains(asked)
             hits += compress(left, there)
+            if found is not None:
+                found.append((space, list(compress(asked, there))))
             if all(there):
                 break
-            left[:] = [place for place, found in zip(left, there, strict=True) if not found]
+            left[:] = [place for place, is_hit in zip(left, there, strict=True) if not is_hit]
     return hits
 
 
@@ -135,13 +145,25 @@ class Mover:
             task.planned.append(Planned(part, space.object_bytes * len(part), start))
             before = chain[-1:]
 
-    def start_load(self, task: Task, spaces: Any, objects: Sequence[Any]) -> None:
-        """Starts to fill the objects that the store has, one for each key of the task."""
+    def start_load(
+        self, task: Task, spaces: Any, objects: Sequence[Any], *, is_measured: bool = False
+    ) -> None:
+        """Starts to fill the objects that the store has.
+
+        Args:
+            task: The task; records its parts.
+            spaces: The namespaces of the open store.
+            objects: One for each key of the task.
+            is_measured: Whether the task also records which tiers they are in.
+        """
         hashes = self._hasher.hashes(task.keys)
         for space, places in by_space(spaces, task.keys, objects).items():
             for part in _shares(places, space.object_bytes):
                 named, moved = [hashes[place] for place in part], [objects[place] for place in part]
                 out = [one.byte_array for one in moved]
+                # Before they are read, as that may move them.
+                for tier, size in sizes_of(space, named).items() if is_measured else ():
+                    task.sizes[tier] = task.sizes.get(tier, 0) + size
                 handle = space.namespace.submit_get(named, out, each=True, timeout_s=task.timeout_s)
                 task.moving_bytes += space.object_bytes * len(part)
                 task.parts.append(Part(part, space, named, moved, handle))

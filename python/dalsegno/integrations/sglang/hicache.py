@@ -31,6 +31,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 
 from dalsegno import PoisonedError
 from dalsegno.integrations.sglang import hits, identity, plugin, prefix
+from dalsegno.integrations.sglang.loads import Loads
 from dalsegno.integrations.sglang.metrics import Meter
 from dalsegno.integrations.sglang.pools import PoolPages, byte_view
 from dalsegno.integrations.sglang.settings import HiCacheSettings
@@ -38,8 +39,6 @@ from dalsegno.integrations.sglang.spaces import KV, PoolSpaces, block_hash, logg
 from dalsegno.integrations.sglang.transfers import Moved, Mover
 
 T = TypeVar("T")
-# Direction -> the counters of what was moved, and of what was not.
-_COUNTERS = {"load": ("loaded", "load_failed_pages"), "store": ("stored", "store_failed_pages")}
 
 
 class DalsegnoHiCache(HiCacheStorage):  # type: ignore[misc]
@@ -70,6 +69,7 @@ class DalsegnoHiCache(HiCacheStorage):  # type: ignore[misc]
         self._meter = Meter(logger)
         self._store_prefix = prefix.StorePrefix(logger)
         self._mover = Mover(settings.load_timeout_s, settings.store_timeout_s)
+        self._loads = Loads(settings, storage_config)
         self._spaces = PoolSpaces(settings, ranks, flat=not (extra or {}).get("interface_v1", 1))
         plugin.watch(self)
 
@@ -79,6 +79,7 @@ class DalsegnoHiCache(HiCacheStorage):  # type: ignore[misc]
         """Takes the host pool of the KV cache."""
         super().register_mem_pool_host(mem_pool_host)
         self._spaces.pools[KV] = PoolPages(mem_pool_host)
+        self._loads.open(self._spaces.pools[KV])
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
         """Takes a further host pool: of sliding windows, states, indexers, drafts."""
@@ -109,11 +110,12 @@ class DalsegnoHiCache(HiCacheStorage):  # type: ignore[misc]
     def batch_exists(
         self, keys: list[str], extra_info: HiCacheStorageExtraInfo | None = None
     ) -> int:
-        """Returns how many leading pages of a chain are there; it may start at any page."""
+        """Returns how many leading pages of a chain to load; it may start at any page."""
 
         def work() -> int:
             self._use(extra_info)
-            return self._probe(list(map(block_hash, keys)))
+            hashes = list(map(block_hash, keys))
+            return self._worth(hashes, self._probe(hashes), extra_info)
 
         return self._safe("batch_exists", work, 0)
 
@@ -136,13 +138,28 @@ class DalsegnoHiCache(HiCacheStorage):  # type: ignore[misc]
         self._meter.count("lookup_pages", len(hashes) - found, "miss")
         return found
 
+    def _worth(
+        self,
+        hashes: Sequence[bytes],
+        found: int,
+        extra_info: HiCacheStorageExtraInfo | None,
+        transfers: Sequence[PoolTransfer] = (),
+    ) -> int:
+        """Returns how many of the leading pages that were found are loaded."""
+        pages = {str(one.name): len(one.keys or ()) or found for one in transfers}
+        beside = sum(count * self._spaces.page_bytes(name) for name, count in pages.items())
+        before = prefix.of_lookup(extra_info)
+        taken = self._loads.choose(self._spaces.kv(), hashes, found, before, beside)
+        self._meter.count("load_declined_pages", found - taken)
+        return taken
+
     def batch_exists_v2(
         self,
         keys: list[str],
         pool_transfers: list[PoolTransfer] | None = None,
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> PoolTransferResult:
-        """Returns which prefixes of a chain all pools can restore."""
+        """Returns which prefixes of a chain all pools can restore, and are worth loading."""
 
         def work() -> PoolTransferResult:
             hashes, transfers = list(map(block_hash, keys)), pool_transfers or []
@@ -157,6 +174,8 @@ class DalsegnoHiCache(HiCacheStorage):  # type: ignore[misc]
             lengths, longest = hits.restorable(kv_pages, wanted)
             if kv_pages:
                 longest[PoolName.KV] = kv_pages
+            most = self._worth(hashes, max(lengths, default=0), extra_info, transfers)
+            lengths = [length for length in lengths if length <= most]
             return PoolTransferResult(max(lengths, default=0), longest, lengths)
 
         return self._safe("batch_exists_v2", work, PoolTransferResult(0, {}, []))
@@ -226,7 +245,10 @@ class DalsegnoHiCache(HiCacheStorage):  # type: ignore[misc]
         """Fills pages of a pool."""
 
         def load(space: Any, hashes: list[bytes], pages: PoolPages) -> Moved:
-            return self._mover.get(space, hashes, pages, indices)
+            def move(timeout_s: float | None) -> Moved:
+                return self._mover.get(space, hashes, pages, indices, timeout_s)
+
+            return self._loads.measured(space, hashes, move, is_kv=name == KV)
 
         return self._move(call, "load", name, keys, load)
 
@@ -292,9 +314,14 @@ class DalsegnoHiCache(HiCacheStorage):  # type: ignore[misc]
             if space is None:
                 return [None] * len(keys)
             hashes = list(map(block_hash, keys))
-            done = self._counted(
-                "batch_get", "load", space, lambda: self._mover.get_blocks(space, hashes, blocks)
-            )
+
+            def move(timeout_s: float | None) -> Moved:
+                return self._mover.get_blocks(space, hashes, blocks, timeout_s)
+
+            def load() -> Moved:
+                return self._loads.measured(space, hashes, move, is_kv=True)
+
+            done = self._counted("batch_get", "load", space, load)
             return [one if there else None for one, there in zip(targets, done, strict=True)]
 
         return self._safe("batch_get", work, [None] * len(keys))
@@ -338,16 +365,9 @@ class DalsegnoHiCache(HiCacheStorage):  # type: ignore[misc]
         self, call: str, direction: str, space: Any, move: Callable[[], Moved]
     ) -> list[bool]:
         """Carries out a load or a store and counts it; returns what became of each page."""
-        done, failed = _COUNTERS[direction]
         started = time.monotonic()
         moved = move()
-        moved_bytes = moved.pages * space.block_bytes
-        self._meter.observe(direction, moved.pages, moved_bytes, time.monotonic() - started)
-        self._meter.count(f"{done}_pages", moved.pages)
-        self._meter.count(f"{done}_bytes", moved_bytes)
-        self._meter.count("present_pages", moved.known)
-        self._meter.count(failed, moved.refused)
-        self._meter.count("throttled_pages", moved.throttled, direction)
+        self._meter.note_moved(direction, moved, space.block_bytes, time.monotonic() - started)
         for error in moved.errors:
             self._meter.trouble(call, error)
             if isinstance(error, PoisonedError):
@@ -376,4 +396,5 @@ class DalsegnoHiCache(HiCacheStorage):  # type: ignore[misc]
 
     def close(self) -> None:
         """Closes the store; SGLang has ended its threads by then."""
+        self._safe("close", self._loads.close, None)
         self._safe("close", self._spaces.close, None)

@@ -18,12 +18,14 @@ from typing import Any
 from sglang.srt.observability.metrics_collector import StorageMetrics
 
 from dalsegno.integrations.common.trouble import GAUGES, Trouble, gauges
+from dalsegno.integrations.sglang.transfers import Moved
 
 _PREFIX = "dalsegno_hicache_"
 _COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "lookup_pages": ("Pages looked up, by result: hit or miss.", ("result",)),
     "loaded_pages": ("Pages loaded from the store.", ()),
     "loaded_bytes": ("Bytes loaded from the store.", ()),
+    "load_declined_pages": ("Pages that were found and not loaded.", ()),
     "load_failed_pages": ("Pages that were requested and could not be loaded.", ()),
     "stored_pages": ("Pages written to the store.", ()),
     "stored_bytes": ("Bytes written to the store.", ()),
@@ -35,6 +37,8 @@ _COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "errors": ("Exceptions that became misses, by call.", ("call",)),
 }
+# Direction -> the counters of what was moved, and of what was not.
+_MOVED = {"load": ("loaded", "load_failed_pages"), "store": ("stored", "store_failed_pages")}
 _STORE_EVERY_S = 1.0
 # More batches than this between two calls of `take` are not reported one by one.
 _MOST_SAMPLES = 1024
@@ -86,13 +90,20 @@ class Meter:
         with self._lock:
             return dict(self._counts)
 
-    def observe(self, direction: str, pages: int, moved_bytes: int, seconds: float) -> None:
-        """Records the pages and the speed of a call that moved something."""
-        if not pages:
+    def note_moved(self, direction: str, moved: Moved, page_bytes: int, seconds: float) -> None:
+        """Counts a load or a store, and records the pages and the speed of one that moved any."""
+        done, failed = _MOVED[direction]
+        moved_bytes = moved.pages * page_bytes
+        self.count(f"{done}_pages", moved.pages)
+        self.count(f"{done}_bytes", moved_bytes)
+        self.count("present_pages", moved.known)
+        self.count(failed, moved.refused)
+        self.count("throttled_pages", moved.throttled, direction)
+        if not moved.pages:
             return
         with self._lock:
             if len(self._pages[direction]) < _MOST_SAMPLES:
-                self._pages[direction].append(pages)
+                self._pages[direction].append(moved.pages)
                 self._speeds[direction].append(moved_bytes / max(seconds, 1e-9) / 1e9)
 
     def trouble(self, call: str, error: BaseException) -> None:

@@ -5,8 +5,9 @@
 * When weights are updated in a running server, SGLang empties its own caches but leaves storage as
   it is, so that pages of the old weights would be found again. From here on it does not: the
   backends of the process move to namespaces that no other has.
+* The steps of SGLang's scheduler are measured (`steps.py`).
 
-1. Both go through SGLang's own registry of hooks, and nothing else of SGLang is changed.
+1. All go through SGLang's own registry of hooks, and nothing else of SGLang is changed.
 2. `register` may be called any number of times.
 3. A process whose weights were updated once never uses pages of its model's files again, whenever
    a backend is attached.
@@ -24,6 +25,7 @@ from typing import Any, Protocol
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from dalsegno.integrations.common import file_times
+from dalsegno.integrations.sglang import steps
 from dalsegno.integrations.sglang.settings import CLASS, MODULE, NAME
 
 logger = logging.getLogger("sglang.dalsegno")
@@ -89,6 +91,7 @@ def register() -> None:
         HookRegistry.register(f"{_UPDATER}.{name}", _renew_after_update, HookType.AROUND)
     HookRegistry.register(f"{_UPDATER}.{_CHECK}", _renew_after_check, HookType.AROUND)
     HookRegistry.register(_RESET, _renew_after_reset, HookType.AFTER)
+    steps.register()
 
 
 def watch(backend: Renewable) -> None:
@@ -99,6 +102,9 @@ def watch(backend: Renewable) -> None:
             "it?): if the weights are updated in the running server, clear the storage backend."
         )
         register()
+        HookRegistry.apply_hooks()
+    elif not steps.are_seen() and steps.register():
+        # The scheduler was imported after the plugin was loaded.
         HookRegistry.apply_hooks()
     _state.backends.add(backend)
     if _state.updated:

@@ -154,6 +154,11 @@ class PoolSpaces:
 
         return opened.open(name, size, describe)
 
+    def page_bytes(self, name: str) -> int:
+        """Returns the bytes of a page of a pool, 0 for an unknown one."""
+        pages = self.pools.get(name)
+        return 0 if pages is None else pages.shape.block_bytes
+
     def flat(self, size: int) -> Any:
         """Returns the namespace of the KV's flat pages of a size, None without a store."""
         opened, pages = self._opened(), self.pools[KV]

@@ -111,35 +111,46 @@ class Mover:
         return _carry_out(parts, start, _stored, self._store_timeout_s)
 
     def get(
-        self, space: Any, hashes: Sequence[bytes], pages: PoolPages, indices: torch.Tensor
+        self,
+        space: Any,
+        hashes: Sequence[bytes],
+        pages: PoolPages,
+        indices: torch.Tensor,
+        timeout_s: float | None = None,
     ) -> Moved:
-        """Fills pages of a pool; a page that is not there leaves its memory undefined."""
+        """Fills pages of a pool; a page that is not there leaves its memory undefined.
+
+        After `timeout_s`, or else the deadline, the rest is given up.
+        """
         moved = Moved()
         for piece, chosen in _pieces(pages, hashes, indices):
             blocks, fill = pages.targets(chosen)
-            came = self.get_blocks(space, hashes[piece.start : piece.stop], blocks)
+            came = self.get_blocks(space, hashes[piece.start : piece.stop], blocks, timeout_s)
             for place, there in enumerate(came.done):
                 if there:
                     fill(place)
             moved.add(came)
         return moved
 
-    def get_blocks(self, space: Any, hashes: Sequence[bytes], blocks: Blocks) -> Moved:
+    def get_blocks(
+        self, space: Any, hashes: Sequence[bytes], blocks: Blocks, timeout_s: float | None = None
+    ) -> Moved:
         """Fills memory with blocks."""
+        limit_s = self._load_timeout_s if timeout_s is None else timeout_s
 
         def start(part: range) -> Any:
             return space.submit_get(
                 hashes[part.start : part.stop],
                 blocks[part.start : part.stop],
                 each=True,
-                timeout_s=self._load_timeout_s,
+                timeout_s=limit_s,
             )
 
         # SGLang waits for it, so even a small load keeps two threads busy.
         half = len(hashes) * space.block_bytes // 2
         part_bytes = min(PART_BYTES, max(LEAST_PART_BYTES, half))
         parts = cut(len(hashes), space.block_bytes, part_bytes, MOST_PARTS)
-        return _carry_out(parts, start, _loaded, self._load_timeout_s)
+        return _carry_out(parts, start, _loaded, limit_s)
 
 
 def _pieces(

@@ -182,6 +182,12 @@ def has_free_row(primary: Any) -> bool:
     return True
 
 
+def secondary_tiers(connector: Any) -> list[Any]:
+    """Returns the tiers behind the primary one of vLLM's `OffloadingConnector`, as scheduler."""
+    scheduler = getattr(connector, "connector_scheduler", None)
+    return list(getattr(getattr(scheduler, "manager", None), "secondary_tiers", ()))
+
+
 def offloading_config(vllm_config: Any, kv_cache_config: Any) -> Any:
     """Returns vLLM's `OffloadingConfig` of an engine.
 

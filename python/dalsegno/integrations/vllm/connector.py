@@ -16,6 +16,8 @@ path, making one makes a `DirectConnector`.
 4. A start that is refused leaves no file in `/dev/shm`.
 5. Requests with inputs that vLLM's block hashes do not commit to keep away from the store
    (`inputs.py`). An adapter retrained under the same path would find its old blocks.
+6. The tier sees each step once: its begin when vLLM has built it, its end when vLLM takes its
+   events. vLLM updates the connector only after steps with reports, but takes events after each.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
 from dalsegno import InvalidError
-from dalsegno.integrations.vllm import doors, identity, shared_memory
+from dalsegno.integrations.vllm import compat, doors, identity, shared_memory
+from dalsegno.integrations.vllm.advice import LoadAdviser
 from dalsegno.integrations.vllm.direct import choice
 from dalsegno.integrations.vllm.settings import (
     FAIL_WARNING,
@@ -42,6 +45,7 @@ from dalsegno.integrations.vllm.settings import (
     check_memory,
     expand,
 )
+from dalsegno.integrations.vllm.tier import DalsegnoTier
 
 logger = init_logger("vllm.dalsegno")
 
@@ -124,6 +128,8 @@ def takes_direct_path(vllm_config: Any, kv_cache_config: Any, settings: Connecto
 class DalsegnoConnector(OffloadingConnector):  # type: ignore[misc]
     """vLLM's `OffloadingConnector` with a store behind it, or a `DirectConnector`."""
 
+    _adviser: LoadAdviser | None = None
+
     def __new__(cls, vllm_config: Any = None, role: Any = None, kv_cache_config: Any = None) -> Any:
         """Chooses the path.
 
@@ -177,12 +183,29 @@ class DalsegnoConnector(OffloadingConnector):  # type: ignore[misc]
             else:
                 doors.watch_worker(vllm_config.kv_transfer_config.engine_id)
             super().__init__(vllm_config, role, kv_cache_config)
+            for one in compat.secondary_tiers(self):
+                if isinstance(one, DalsegnoTier):
+                    self._adviser = one.adviser
+                    self._adviser.measure(vllm_config, kv_cache_config)
         except BaseException:
             if is_scheduler:
                 shared_memory.forget(vllm_config.kv_transfer_config.engine_id)
             raise
         if is_scheduler and vllm_config.kv_transfer_config.kv_load_failure_policy == "fail":
             logger.warning(FAIL_WARNING)
+
+    def build_connector_meta(self, scheduler_output: Any) -> Any:
+        """Ends vLLM's scheduling: a step begins."""
+        built = super().build_connector_meta(scheduler_output)
+        if self._adviser is not None:
+            self._adviser.begin_step(scheduler_output)
+        return built
+
+    def take_events(self) -> Any:
+        """Returns the KV events of a step, which has ended."""
+        if self._adviser is not None:
+            self._adviser.end_step()
+        return super().take_events()
 
     @classmethod
     def build_prom_metrics(cls, vllm_config: Any, *arguments: Any, **options: Any) -> Any:

@@ -40,6 +40,8 @@ class Job(Batch[Part]):
         moving_bytes: Bytes in flight.
         kept: Keys of blocks that are in the store, or of a load in their rows.
         failed: Whether something failed when it was started.
+        is_trial: Whether it measures a tier and may be given up: that says nothing of its blocks.
+        ends: When its transfers ended, as far as that was asked for.
     """
 
     job_id: int
@@ -49,6 +51,17 @@ class Job(Batch[Part]):
     moving_bytes: int = 0
     kept: list[bytes] = field(default_factory=list)
     failed: bool = False
+    is_trial: bool = False
+    ends: list[float] = field(default_factory=list)
+
+    def watch(self) -> None:
+        """Notes from now on when its transfers end: threads of the store do."""
+        for part in self.parts:
+            part.transfer.on_end(self.note_end)
+
+    def note_end(self) -> None:
+        """Notes that a transfer has ended now."""
+        self.ends.append(time.monotonic())
 
 
 class JobBook:

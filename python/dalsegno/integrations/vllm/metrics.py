@@ -41,6 +41,10 @@ _COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "load_failed_blocks": ("Blocks that were found and could not be loaded.", ()),
     "stored_blocks": ("Blocks written to the store.", ()),
     "stored_bytes": ("Bytes written to the store.", ()),
+    "saves_declined": (
+        "Blocks kept in the pool only, as no load from the disk would save enough.",
+        (),
+    ),
     "present_blocks": ("Blocks that were not written because the store has them.", ()),
     "store_failed_blocks": ("Blocks that the store could not write or declined.", ()),
     "throttled_blocks": (

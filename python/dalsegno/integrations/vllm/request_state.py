@@ -6,14 +6,19 @@
    forwards, and backwards for sliding windows.
 3. A key whose load failed is a miss for as long as the request lives: asking again would defer the
    request forever.
+4. How much is loaded is decided once per request, and again after a preemption.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from dalsegno.integrations.vllm import compat
 from dalsegno.integrations.vllm.inputs import Content, names
+
+if TYPE_CHECKING:
+    from dalsegno.integrations.vllm.advice import Advice
 
 # Keys per look-up in the store: some hundred microseconds, far below an engine step.
 BATCH_KEYS = 256
@@ -27,12 +32,14 @@ class RequestState:
         "_order",
         "_positions",
         "_seen",
+        "advice",
         "bypass",
         "content",
         "failed",
         "is_scheduled",
         "known",
         "loads",
+        "saved_s",
         "unannounced",
         "waited_enough",
         "waited_s",
@@ -65,6 +72,9 @@ class RequestState:
         # Whether vLLM has scheduled it, and loaded blocks that KV events do not name yet.
         self.is_scheduled = False
         self.unannounced: list[bytes] = []
+        # What is loaded for it, once that was decided, and what loads had saved when it came.
+        self.advice: Advice | None = None
+        self.saved_s = 0.0
         self._positions = positions
         self._order: dict[bytes, list[bytes]] = {}
         self._index: dict[bytes, int] = {}
@@ -75,6 +85,7 @@ class RequestState:
         fresh = RequestState(self._positions, bypass=self.bypass, content=self.content)
         # vLLM schedules for the first time once.
         fresh.is_scheduled = self.is_scheduled
+        fresh.saved_s = self.saved_s
         return fresh
 
     def names(self, keys: Sequence[bytes]) -> list[bytes]:
@@ -101,11 +112,16 @@ class RequestState:
         """Lets a preempted request begin again, except with keys whose load failed."""
         self.waiting_since, self.waited_s, self.waited_enough = None, 0.0, False
         self.loads.clear()
+        self.advice = None
         self.known = {
             key: found for key, found in self.known.items() if found or key in self.failed
         }
 
-    def _place(self, key: bytes) -> tuple[list[bytes], int] | None:
+    def position(self, key: bytes) -> int | None:
+        """Returns the end token of a key in the prompt, if vLLM knows it."""
+        return self._positions.get(key)
+
+    def place(self, key: bytes) -> tuple[list[bytes], int] | None:
         """Returns the keys of a key's group in the order of the prompt, and where it is."""
         self._sort()
         at = self._index.get(key)
@@ -128,7 +144,7 @@ class RequestState:
 
     def batch(self, key: bytes) -> list[bytes]:
         """Returns the keys to look up when one is asked for: it and its unknown neighbours."""
-        place = self._place(key)
+        place = self.place(key)
         if place is None:
             return [key]
         keys, at = place
@@ -139,7 +155,7 @@ class RequestState:
 
     def before(self, key: bytes) -> bytes | None:
         """Returns the key that comes right before another in its group, if vLLM knows it."""
-        place = self._place(key)
+        place = self.place(key)
         if place is None or place[1] == 0:
             return None
         keys, at = place

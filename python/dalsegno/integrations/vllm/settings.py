@@ -19,6 +19,7 @@ from dalsegno.integrations.common.settings import (
     count,
     mapping,
     one_of,
+    part,
     seconds,
     switch,
     text,
@@ -59,6 +60,7 @@ _TIER_ONLY = ("identity", "locality", "options_fingerprint")
 _CONNECTOR_ONLY = (
     "path_to_engine",
     "max_step_load_s",
+    "min_gain",
 )
 
 
@@ -139,6 +141,8 @@ class ConnectorSettings(TierSettings):
             `direct` from the pool of the store, or `auto`: `direct` if the engine can take it. Each
             has blocks of its own.
         max_step_load_s: Seconds for which a load may delay a step; longer ones run between steps.
+        min_gain: Part of computing that loading from the disk must save; blocks that never save so
+            much stay in the pool. 0 writes everything.
         offload_prompt_only: As vLLM's: whether only blocks of prompts are stored.
         pool_bytes: Memory of the pool on the direct path, if `dram` does not say: vLLM's
             `cpu_bytes_to_use`.
@@ -146,6 +150,7 @@ class ConnectorSettings(TierSettings):
 
     path_to_engine: str = "tiered"
     max_step_load_s: float = 0.05
+    min_gain: float = 0.05
     offload_prompt_only: bool = True
     pool_bytes: int = 0
 
@@ -153,6 +158,7 @@ class ConnectorSettings(TierSettings):
         **TierSettings.CHECKS,
         "path_to_engine": one_of(*PATHS),
         "max_step_load_s": seconds,
+        "min_gain": part,
         "offload_prompt_only": switch,
         "pool_bytes": byte_count,
     }

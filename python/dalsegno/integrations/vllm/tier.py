@@ -35,6 +35,7 @@ from vllm.v1.kv_offload.tiering.base import SecondaryTierManager
 
 from dalsegno.integrations.common.opening import Backend, Opened, OpenNamespaces
 from dalsegno.integrations.vllm import compat, doors, inputs, metrics, spaces
+from dalsegno.integrations.vllm.advice import LoadAdviser
 from dalsegno.integrations.vllm.calls import Calls
 from dalsegno.integrations.vllm.events import open_events
 from dalsegno.integrations.vllm.jobs import Job
@@ -50,7 +51,11 @@ _STUCK = "Dalsegno's transfers do not end; their memory stays in use"
 
 
 class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
-    """Keeps the blocks of vLLM's primary tier in a store, and brings them back."""
+    """Keeps the blocks of vLLM's primary tier in a store, and brings them back.
+
+    Attributes:
+        adviser: Decides which blocks are worth loading; `DalsegnoConnector` shows it vLLM's steps.
+    """
 
     medium: ClassVar[Medium] = Medium.STORAGE
 
@@ -90,6 +95,8 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         self._closed = False
         self._rows = Rows(primary_kv_view)
         self._mover = Mover(self._rows, settings, self._config, self._meter, self._calls.note)
+        row_bytes = self._rows.row_bytes
+        self.adviser = LoadAdviser(settings, self._config, row_bytes, self._meter, self._calls)
         self._events = open_events(settings, self._config, self.locality, self._meter)
         try:
             codec = codec_of(settings, self._config.model.dtype)
@@ -139,6 +146,7 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         """Notes that its prompt was used, and forgets the request; jobs may still be in flight."""
         state = self._requests.pop(req_context.req_id, None)
         self._use("on_request_finished", state)
+        self.adviser.leave(req_context.req_id)
         if state is not None:
             self._announce_loaded(state)
 
@@ -167,6 +175,7 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         for request_id in compat.preempted(context):
             if state := self._requests.get(request_id):
                 state.forget_misses()
+                self.adviser.arrive(request_id, state)
         # vLLM does not name those that were scheduled before. They look up what was loaded in the
         # step that reported it, or in the next one.
         due, self._due, self._resumed = self._due, self._resumed, []
@@ -184,7 +193,8 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
             found = state.known.get(key)
             if found is None:
                 found = self._look_up(key, state)
-            if not found:
+            opened, name = self._guard.current, req_context.req_id
+            if not found or not self.adviser.may_load(opened, key, name, state):
                 return LookupResult.MISS
             primary = compat.primary_tier(self._spec)
             row_is_free = primary is None or compat.has_free_row(primary)
@@ -201,6 +211,7 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
             positions = compat.key_positions(req_context)
             state = RequestState(positions, bypass=bypass, content=content)
             self._requests[req_context.req_id] = state
+            self.adviser.arrive(req_context.req_id, state)
         return state
 
     def _look_up(self, key: bytes, state: RequestState) -> bool:
@@ -225,8 +236,11 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
 
     def submit_load(self, job_metadata: Any, **_: Any) -> None:
         """Starts to read blocks of the store into the primary tier."""
-        job = self._job(job_metadata, self._settings.load_timeout_s, is_load=True)
+        name = job_metadata.req_context.req_id
+        timeout_s = self.adviser.timeout_s(self._requests.get(name))
+        job = self._job(job_metadata, timeout_s, is_load=True)
         self._start(job, job_metadata, self._mover.start_load)
+        self.adviser.begin_load(job, name)
 
     def _job(self, transfer: Any, timeout_s: float, *, is_load: bool) -> Job:
         """Returns the record of a job."""
@@ -262,7 +276,10 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         results = []
         is_usable = self._guard.epoch.is_usable
         for job in self._mover.jobs.take_ended():
-            results.append(self._mover.result(job, is_usable=is_usable))
+            result = self._mover.result(job, is_usable=is_usable)
+            results.append(result)
+            if job.is_load:
+                self.adviser.end_load(job, is_whole=result.success)
             if job.request is not None and job.request.content is not None:
                 # Routers know blocks by vLLM's hashes, which say too little about these.
                 continue
@@ -339,6 +356,7 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         if self._closed:
             return
         self._closed = True
+        self.adviser.close()
         if not self._mover.jobs.wait(SHUTDOWN_S):
             raise RuntimeError(_STUCK)
         self._mover.jobs.take_ended()

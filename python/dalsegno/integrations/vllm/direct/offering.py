@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import vllm
 from vllm.platforms import current_platform
 
-from dalsegno import profiles
 from dalsegno.integrations.common.deciding import Engine, LoadDecider, Wish, merged
+from dalsegno.integrations.common.rereads import Rereads, behind
+from dalsegno.integrations.vllm import costs
 from dalsegno.integrations.vllm.direct import choice
 from dalsegno.integrations.vllm.direct.requests import DirectRequest, Offer
 from dalsegno.integrations.vllm.direct.space import DirectStore, RankNamespaces
@@ -24,8 +24,6 @@ from dalsegno.integrations.vllm.settings import ConnectorSettings
 
 # How long a step waits for copies from places. They take milliseconds.
 IN_PLACE_S = 1.0
-# A load that takes so many times longer than predicted is given up.
-PATIENCE = 4.0
 
 
 class Offers:
@@ -51,6 +49,7 @@ class Offers:
         self._settings, self.decider, self._meter = settings, decider, meter
         self._in_steps, self.can_take_back = in_steps, False
         self.waiting: set[str] = set()
+        self._rereads = Rereads(decider)
         # Seconds of computing that loads have saved so far.
         self._saved_s = 0.0
 
@@ -65,14 +64,18 @@ class Offers:
             first: Position of the first block that vLLM does not have.
             count: How many leading blocks from there on all ranks have.
         """
+        self._rereads.take()
         chain = state.names[first : first + count]
         runs = merged([namespace.locate(chain) for namespace in ranks.values()], count)
         wish = self._wish(ranks, state, runs, first)
         offer = self._offer(ranks, state, wish, first)
-        declined = count - (0 if offer is None else offer.count)
-        if declined and not state.declined:
+        taken = 0 if offer is None else offer.count
+        if taken < count and not state.declined:
             state.declined = True
-            self._meter.count("load_declined_blocks", declined)
+            self._meter.count("load_declined_blocks", count - taken)
+            if self._settings.load_policy == "auto":
+                namespace, computed_s = next(iter(ranks.values())), self.decider.computed_s(wish)
+                self._rereads.offer(namespace, chain[taken:], behind(runs, taken), computed_s)
         return offer
 
     def _wish(
@@ -99,12 +102,9 @@ class Offers:
         most_s, delay_s = self._settings.load_timeout_s, self._settings.max_step_load_s
         offer = Offer(first, decided.blocks, LoadWay.AHEAD, most_s, runs=wish.runs)
         offer.saved_s = decided.saved_s
-        if decided.is_trial:
-            offer.timeout_s, offer.is_trial = self.decider.guard_s(wish), True
-            return offer
-        if not decided.in_step:
-            if self._settings.load_policy == "auto":
-                offer.timeout_s = min(most_s, max(IN_PLACE_S, PATIENCE * decided.load_s))
+        if decided.is_trial or not decided.in_step:
+            offer.timeout_s = self.decider.limit_s(wish, decided, most_s)
+            offer.is_trial = decided.is_trial
             return offer
         if decided.blocks <= wish.most_copied:
             chain = state.names[first : first + decided.blocks]
@@ -151,6 +151,8 @@ class Offers:
             count: How many blocks are loaded.
         """
         self.decider.begin_load(number, offer.runs, count)
+        if not offer.is_trial:
+            self._rereads.note_loaded(offer.runs)
         self._saved_s += offer.saved_s
 
 
@@ -168,25 +170,6 @@ def create(
     platform = choice.platform_of(current_platform)
     chunk = choice.most_tokens(vllm_config.scheduler_config)
     engine = Engine(store.layers, store.block_bytes, store.tokens, chunk, settings.max_step_load_s)
-    model = vllm_config.model_config
-    kind = {
-        "model": str(getattr(model, "model", "")),
-        "engine": f"vllm {vllm.__version__}",
-        "device": _device(platform),
-        "block_bytes": str(store.block_bytes),
-        "block_tokens": str(store.tokens),
-        "layers": str(store.layers),
-        "store": store.place,
-    }
-    token_bytes, is_cpu = store.block_bytes / store.tokens, platform is choice.Platform.CPU
-    prior = profiles.ComputePrior.of_shape(store.layers, token_bytes, is_cpu=is_cpu)
-    place = profiles.folder() if settings.keep_profile else None
-    profile = profiles.Profile(kind, prior, place)
-    decider = LoadDecider(settings, engine, profile)
+    token_bytes = store.block_bytes / store.tokens
+    decider = costs.create_decider(settings, vllm_config, engine, token_bytes, store.place)
     return Offers(settings, decider, meter, in_steps=choice.loads_in_steps(vllm_config, platform))
-
-
-def _device(platform: choice.Platform) -> str:
-    if platform is choice.Platform.CPU:
-        return "cpu"
-    return str(current_platform.get_device_name())

@@ -60,6 +60,11 @@ class PlannedLoad:
         times = [end.seconds for end in self.ends]
         return max(times) if all(times) else 0.0
 
+    @property
+    def was_late(self) -> bool:
+        """Whether a worker gave it up because its step would have waited too long."""
+        return any(end.was_late for end in self.ends)
+
 
 class PlannedLoads:
     """All loads that have not ended."""
@@ -194,11 +199,17 @@ class PlannedSaves:
         self._read: Counter[int] = Counter()
 
     def add(
-        self, request: DirectRequest, chain: list[bytes], first: int, pages: list[int]
+        self,
+        request: DirectRequest,
+        chain: list[bytes],
+        first: int,
+        pages: list[int],
+        *,
+        is_written: bool,
     ) -> SaveJob:
         """Adds a save of a request; the other arguments are those of `SaveJob`."""
         self._last += 1
-        job = SaveJob(self._last, chain, first, pages)
+        job = SaveJob(self._last, chain, first, pages, is_written)
         self._copying[job.number] = PlannedSave(job, request)
         self._read.update(pages)
         return job

@@ -224,7 +224,10 @@ class WorkerSaves:
         while self._confirmed and self._put is None:
             save = self._confirmed.popleft()
             try:
-                self._put = (save, save.writer.submit_commit(timeout_s=self._timeout_s))
+                put = save.writer.submit_commit(
+                    timeout_s=self._timeout_s, pool_only=not save.job.is_written
+                )
+                self._put = (save, put)
             except Exception as error:  # noqa: BLE001 - the blocks are not saved
                 report.puts[save.job.number] = [(0, save.writer.count)]
                 self._log.log("save", error)

@@ -23,6 +23,7 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.utils import yield_req_data
 from vllm.logger import init_logger
 
+from dalsegno.integrations.common.keeping import SaveDecider
 from dalsegno.integrations.common.steps import StepWork, work_of
 from dalsegno.integrations.vllm import inputs, metrics
 from dalsegno.integrations.vllm.calls import Calls
@@ -70,6 +71,7 @@ class DirectScheduler:
         self._saves = PlannedSaves(len(space.names_of_ranks(config)))
         self._store = DirectStore(settings, config, self._void)
         self._offers = offering.create(settings, vllm_config, self._store, self._meter)
+        self._keeping = SaveDecider(settings.min_gain, self._offers.decider, self._store.has_far)
         self._calls = Calls(self._meter, self._store.report_poisoned)
         self._announcer = Announcer(settings, config, self._store.tokens, self._meter)
         self._evict: Callable[[set[int]], None] = lambda _: None
@@ -185,7 +187,8 @@ class DirectScheduler:
         self._loads.add(
             PlannedLoad(job, state, list(map(bytes, hashes)), behind, offer.first, offer.leases)
         )
-        state.next_save = max(state.next_save, end)
+        if not self._keeping.has_declined:
+            state.next_save = max(state.next_save, end)
         self._offers.begin(job.number, offer, count)
         self._plan.loads.append(job)
         self._plan.must_drain |= self._saves.read(job.pages)
@@ -256,10 +259,14 @@ class DirectScheduler:
         end = min(tokens // self._store.tokens, len(names), len(state.pages) // each)
         if end <= state.next_save or state.is_stale:
             return
+        is_written = self._keeping.writes(state.request.num_tokens)
+        if not is_written:
+            self._meter.count("saves_declined", end - state.next_save)
         for first in range(state.next_save, end, most):
             last = min(first + most, end)
             pages = state.pages[first * each : last * each]
-            plan.saves.append(self._saves.add(state, names[:last], first, pages))
+            job = self._saves.add(state, names[:last], first, pages, is_written=is_written)
+            plan.saves.append(job)
         state.next_save = end
 
     def update(self, output: Any) -> None:
@@ -303,7 +310,8 @@ class DirectScheduler:
         """Notes what a load has brought."""
         job, loaded = load.job, load.loaded
         is_whole = loaded == len(job.chain)
-        self._offers.decider.end_load(job.number, load.seconds, is_whole=is_whole)
+        decider = self._offers.decider
+        decider.end_load(job.number, load.seconds, is_whole=is_whole, was_late=load.was_late)
         self._meter.count("loaded_blocks", loaded)
         self._meter.count(
             "loaded_bytes", sum(end.count for end in load.ends) * self._store.block_bytes

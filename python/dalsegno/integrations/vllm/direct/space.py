@@ -147,6 +147,12 @@ class DirectStore:
         """Lets nothing be loaded or stored any more."""
         self._refusal = why
 
+    def has_far(self) -> bool:
+        """Returns whether the store has a far directory; a store that is not open may have one."""
+        opened = self.opened
+        limits = None if opened is None else opened.store.limits()
+        return not limits or limits.get("far") is not None
+
     def note_use(self) -> None:
         """Notes that vLLM's cache is about to be filled."""
         self._guard.epoch.note_use()

@@ -99,12 +99,14 @@ class SaveJob:
         chain: Names of all blocks of the prompt up to the last one to save.
         first: Position in `chain` of the first block to save.
         pages: vLLM's blocks for those to save.
+        is_written: Whether they are written to the disk, not only kept in the pool.
     """
 
     number: int
     chain: list[bytes]
     first: int
     pages: list[int]
+    is_written: bool = True
 
 
 @dataclass
@@ -142,10 +144,12 @@ class LoadEnd:
     Attributes:
         count: How many leading blocks it has brought.
         seconds: How long it took; 0 if it did not begin.
+        was_late: Whether it was given up because its step would have waited too long.
     """
 
     count: int
     seconds: float = 0.0
+    was_late: bool = False
 
 
 @dataclass

@@ -44,6 +44,7 @@ class RunningLoad:
         load: The store's; None if it could not begin.
         ended: When it ended.
         is_late: Whether a layer was computed before it was there.
+        gave_up: Whether the step would have waited too long for it.
     """
 
     job: LoadJob
@@ -51,6 +52,7 @@ class RunningLoad:
     load: Any = None
     ended: float | None = None
     is_late: bool = False
+    gave_up: bool = False
 
     def note_end(self) -> None:
         """Notes when it ended; called by a thread of the store."""
@@ -195,7 +197,7 @@ class DirectWorker:
             if not self._wait_layer(running, at):
                 running.load.cancel()
                 # The layer is computed without it, also if it comes after all.
-                running.is_late = True
+                running.is_late = running.gave_up = True
             self._waited_s += time.monotonic() - started
 
     def _wait_layer(self, running: RunningLoad, at: int) -> bool:
@@ -234,6 +236,7 @@ class DirectWorker:
             started = time.monotonic()
             if running.load is not None and not running.load.wait(self._left_s(running)):
                 running.load.cancel()
+                running.gave_up = True
             self._end_load(running)
             self._waited_s += time.monotonic() - started
         self._step_loads = []
@@ -256,7 +259,7 @@ class DirectWorker:
         if running.is_late or job.number <= self._void_loads:
             count = 0
         self._invalid |= set(job.pages[count * self._per_block :])
-        self._report.loads[job.number] = [LoadEnd(count, seconds)]
+        self._report.loads[job.number] = [LoadEnd(count, seconds, running.gave_up)]
 
     def drain(self) -> None:
         """Waits until no save that may be put reads vLLM's blocks."""

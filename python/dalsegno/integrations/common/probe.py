@@ -1,0 +1,161 @@
+"""Short measurements at the start of an engine, for costs that nobody has measured yet.
+
+1. All of them together take less than a second.
+2. What cannot be measured here is None, never an error.
+3. Nothing is left behind: the file of the disk has no name.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import statistics
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from dalsegno.paths import SOCKET_PREFIX
+
+# A disk is measured with so many bytes, in pieces that are read some at a time, as the store does.
+DISK_BYTES, PIECE_BYTES, READERS = 16 << 20, 1 << 20, 4
+# What a disk reads to show its latency, and how often.
+SMALL_BYTES, SMALL_READS = 4096, 8
+# Seconds after which a slow disk is measured by what it has read until then.
+MOST_DISK_S = 0.4
+MEMORY_BYTES, MEMORY_LATENCY_S = 32 << 20, 1e-4
+# Rows, columns and inner size of the products that show how fast a device computes. A larger one is
+# computed if the one before took less than `SHORT_S`: then mostly its start was measured.
+PRODUCTS = ((128, 512, 512), (512, 1024, 1024), (4096, 4096, 4096))
+SHORT_S = 5e-3
+
+
+def tiers(place: str) -> dict[str, tuple[float, float]]:
+    """Returns the latency in s and the bytes per second of tiers, as far as they can be measured.
+
+    Args:
+        place: Directory of a store. Behind a socket is a server, whose disk is not known here.
+    """
+    measured = {"dram": (MEMORY_LATENCY_S, memory())}
+    log = None if place.startswith(SOCKET_PREFIX) else disk(Path(place))
+    return measured if log is None else {**measured, "log": log}
+
+
+def disk(folder: Path) -> tuple[float, float] | None:
+    """Returns the latency of the disk below a folder in s, and its bytes per second.
+
+    Args:
+        folder: It must exist. The disk needs 16 MiB of space for a moment.
+    """
+    try:
+        file = _filled(folder)
+    except OSError:
+        return None
+    try:
+        return _latency_s(file), _bytes_per_s(file)
+    except OSError:
+        return None
+    finally:
+        os.close(file)
+
+
+def _filled(folder: Path) -> int:
+    """Returns a file without a name, full of random bytes, that is read around the page cache."""
+    flags = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC
+    try:
+        file = os.open(folder, flags | os.O_DIRECT, 0o600)
+    except OSError:
+        # Some file systems, such as tmpfs, have no other way than the page cache.
+        file = os.open(folder, flags, 0o600)
+    try:
+        _fill(file)
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+def _fill(file: int) -> None:
+    # O_DIRECT needs aligned memory.
+    with mmap.mmap(-1, PIECE_BYTES) as memory:
+        memory[:] = os.urandom(PIECE_BYTES)
+        for at in range(0, DISK_BYTES, PIECE_BYTES):
+            if os.pwrite(file, memory, at) != PIECE_BYTES:
+                raise OSError("the disk is full")
+    os.fsync(file)
+
+
+def _read(file: int, at: int, size: int) -> None:
+    with mmap.mmap(-1, size) as memory:
+        os.preadv(file, [memory], at)
+
+
+def _latency_s(file: int) -> float:
+    times = []
+    for number in range(SMALL_READS):
+        started = time.perf_counter()
+        _read(file, number * PIECE_BYTES, SMALL_BYTES)
+        times.append(time.perf_counter() - started)
+    return statistics.median(times)
+
+
+def _bytes_per_s(file: int) -> float:
+    started = time.perf_counter()
+
+    def read(at: int) -> int:
+        if time.perf_counter() - started > MOST_DISK_S:
+            return 0
+        _read(file, at, PIECE_BYTES)
+        return PIECE_BYTES
+
+    with ThreadPoolExecutor(READERS, "dalsegno-probe") as readers:
+        size = sum(readers.map(read, range(0, DISK_BYTES, PIECE_BYTES)))
+    if not size:
+        raise OSError("nothing was read in time")
+    return size / (time.perf_counter() - started)
+
+
+def memory() -> float:
+    """Returns how many bytes per second one thread copies."""
+    source, target = bytearray(MEMORY_BYTES), bytearray(MEMORY_BYTES)
+    # The first copy provides the memory.
+    target[:] = source
+    started = time.perf_counter()
+    target[:] = source
+    return MEMORY_BYTES / (time.perf_counter() - started)
+
+
+def operations_per_s(dtype: Any, device: Any = None) -> float | None:
+    """Returns how many operations per second a device computes; two for each multiplication.
+
+    Args:
+        dtype: PyTorch's, of the model.
+        device: PyTorch's GPU; None for the CPU.
+    """
+    rate = None
+    for rows, columns, inner in PRODUCTS:
+        try:
+            seconds = _product_s(rows, columns, inner, dtype, device)
+        except (RuntimeError, TypeError):
+            return rate
+        rate = 2.0 * rows * columns * inner / seconds
+        if seconds > SHORT_S:
+            break
+    return rate
+
+
+def _product_s(rows: int, columns: int, inner: int, dtype: Any, device: Any) -> float:
+    import torch
+
+    place = "cpu" if device is None else device
+    one = torch.ones(rows, inner, dtype=dtype, device=place)
+    other = torch.ones(inner, columns, dtype=dtype, device=place)
+    seconds = 0.0
+    # The first product prepares kernels.
+    for _ in range(2):
+        started = time.perf_counter()
+        torch.mm(one, other)
+        if device is not None:
+            torch.cuda.synchronize(device)
+        seconds = time.perf_counter() - started
+    return max(seconds, 1e-9)

@@ -1,0 +1,149 @@
+"""Reads of blocks that were not worth loading."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import dalsegno
+from dalsegno import UnavailableError
+from dalsegno.integrations.common.deciding import Engine, LoadDecider, Wish
+from dalsegno.integrations.common.rereads import IN_A_ROW, SELDOM, Rereads, behind
+from dalsegno.integrations.common.settings import StoreSettings
+from dalsegno.profiles import ComputePrior, Profile
+
+ENGINE = Engine(layers=1, block_bytes=4096, block_tokens=16, chunk=512)
+# 1,024 tokens of 64 blocks with 256 KiB take a second.
+PRIOR = ComputePrior(1e-9, 1e-3, 1e-15, 1e-15)
+CHAIN = [number.to_bytes(32, "little") for number in range(64)]
+RUNS = [("log", 64)]
+
+
+class Transfer:
+    """A read that ends when a test says so."""
+
+    def __init__(self, there: list[bool]) -> None:
+        self.there, self.is_done, self.throttled = there, False, False
+        self.then: Callable[[], None] = lambda: None
+
+    def on_end(self, then: Callable[[], None]) -> None:
+        self.then = then
+
+    def done(self) -> bool:
+        return self.is_done
+
+    def result(self) -> list[bool]:
+        return self.there
+
+    def end(self) -> None:
+        self.is_done = True
+        self.then()
+
+
+class Space:
+    """A namespace whose reads are ended by hand."""
+
+    block_bytes = 4096
+
+    def __init__(self) -> None:
+        self.reads: list[Transfer] = []
+        self.asked: list[tuple[int, float]] = []
+        self.present = True
+
+    def submit_get(self, chain: Sequence[bytes], out: Sequence[Any], *, timeout_s: float) -> Any:
+        assert len(chain) == len(out)
+        assert 0.05 <= timeout_s <= 10
+        self.asked.append((len(chain), timeout_s))
+        self.reads.append(Transfer([self.present] * len(chain)))
+        return self.reads[-1]
+
+
+def decider() -> LoadDecider:
+    return LoadDecider(StoreSettings(path=Path("/store")), ENGINE, Profile({}, PRIOR, None))
+
+
+def test_a_quarter_is_read_one_read_at_a_time_and_seldom_in_the_end() -> None:
+    decides, space = decider(), Space()
+    rereads = Rereads(decides)
+    rereads.offer(space, CHAIN, RUNS, 0.001)
+    rereads.offer(space, CHAIN, RUNS, 0.001)
+    assert space.asked == [(16, 0.05)]
+    for _ in range(1000):
+        space.reads[-1].end()
+        rereads.offer(space, CHAIN, RUNS, 1000.0)
+    # The second one found the first read under way.
+    assert IN_A_ROW - 1 + 1000 // SELDOM - 1 <= len(space.asked) <= IN_A_ROW + 1000 // SELDOM
+    assert space.asked[-1] == (16, 10.0)
+    rereads.note_loaded(RUNS)
+    count = len(space.asked)
+    for _ in range(3):
+        space.reads[-1].end()
+        rereads.offer(space, CHAIN, RUNS, 1.0)
+    assert len(space.asked) == count + 3
+
+
+def test_what_was_read_is_learned_and_what_was_not_is_not() -> None:
+    decides, space = decider(), Space()
+    rereads = Rereads(decides)
+    before = decides.model.explain()["log"]["measured"]
+    for present, measured in ((False, 0), (True, 1)):
+        space.present = present
+        rereads.offer(space, CHAIN, RUNS, 1.0)
+        time.sleep(0.01)
+        space.reads[-1].end()
+        rereads.take()
+        assert decides.model.explain()["log"]["measured"] == before + measured
+    assert decides.model.load_s("log", 16 * 4096) >= 0.01
+
+
+def test_loads_that_somebody_waits_for_are_not_disturbed() -> None:
+    decides, space = decider(), Space()
+    rereads = Rereads(decides)
+    decides.begin_load(1, RUNS, 64)
+    rereads.offer(space, CHAIN, RUNS, 1.0)
+    assert not space.asked
+    rereads.offer(space, CHAIN, [("far", 64)], 1.0)
+    assert len(space.asked) == 1
+
+
+def test_a_store_that_refuses_is_no_error() -> None:
+    class Closed(Space):
+        def submit_get(self, *_: Any, **__: Any) -> Any:
+            raise UnavailableError("closed")
+
+    rereads, space = Rereads(decider()), Space()
+    rereads.offer(Closed(), CHAIN, RUNS, 1.0)
+    rereads.take()
+    rereads.offer(space, CHAIN, RUNS, 1.0)
+    assert len(space.asked) == 1
+
+
+def test_the_tiers_of_what_was_declined() -> None:
+    runs = [("dram", 10), ("log", 20), ("far", 5)]
+    assert behind(runs, 0) == runs
+    assert behind(runs, 15) == [("log", 15), ("far", 5)]
+    assert behind(runs, 30) == [("far", 5)]
+
+
+def test_a_tier_that_became_fast_is_found_after_two_requests(tmp_path: Path) -> None:
+    """With a real store: reads show that it is faster than what was learned."""
+    decides = decider()
+    with dalsegno.open(tmp_path / "store", capacity="64MiB", dram=0) as store:
+        space = store.namespace({"model": "m"}, layers=1, slice_bytes=4096)
+        space.put_batch(CHAIN, [bytes(4096) for _ in CHAIN])
+        for number in range(8):
+            decides.begin_load(number, RUNS, 64)
+            decides.end_load(number, 1000.0, is_whole=True)
+        wish = Wish(RUNS, 0, 1040)
+        rereads = Rereads(decides)
+        for asked in range(10):  # noqa: B007 - used below
+            if decides.decide(wish).blocks:
+                break
+            rereads.offer(space, CHAIN, RUNS, 1.0)
+            until = time.monotonic() + 10
+            while rereads._read is not None:
+                assert time.monotonic() < until
+                rereads.take()
+        assert asked <= 2
