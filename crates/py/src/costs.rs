@@ -174,8 +174,9 @@ impl PyCostModel {
         Ok(())
     }
 
-    /// Learns that a load was given up. Until one of the tier is measured again, only a trial loads
-    /// from it.
+    /// Learns that a load was given up.
+    ///
+    /// Until one of the tier is measured again, only a trial loads from it.
     ///
     /// Args:
     ///     tier: ``dram``, ``log`` or ``far``.
