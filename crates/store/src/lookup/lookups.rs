@@ -129,7 +129,9 @@ impl Lookups {
             let pooled = self.recent.dram.pool_only(namespace, &hashes, Scope::Each);
             let runs = index.resolve(namespace, &hashes, Scope::Each, limit);
             let mut found = are_found(hashes.len(), &runs);
-            pooled.iter().for_each(|(at, _)| found[*at] = true);
+            for (at, _) in &pooled {
+                found[*at] = true;
+            }
             let left = group.iter().zip(found).filter(|(_, is_found)| !is_found);
             gone.extend(left.map(|(key, _)| *key).filter(|key| seen.insert(*key)));
         }
