@@ -209,6 +209,22 @@ def take_back(
     return taken
 
 
+def engine_config(chunk: int, parallel: Any) -> SimpleNamespace:
+    """Returns what the scheduler's half looks at in vLLM's configuration.
+
+    Args:
+        chunk: Tokens that a step computes at most.
+        parallel: How many ranks there are.
+    """
+    return SimpleNamespace(
+        model_config=SimpleNamespace(is_encoder_decoder=False, dtype=torch.float32),
+        cache_config=SimpleNamespace(enable_prefix_caching=True),
+        kv_transfer_config=SimpleNamespace(kv_load_failure_policy="recompute"),
+        scheduler_config=SimpleNamespace(async_scheduling=False, max_num_batched_tokens=chunk),
+        parallel_config=parallel,
+    )
+
+
 def scheduler_output(
     new: list[Any], cached: list[Any], tokens: dict[str, int], preempted: set[str]
 ) -> SimpleNamespace:

@@ -28,6 +28,7 @@ from tests.integration.vllm.direct_pages import (
     Caches,
     Pages,
     Router,
+    engine_config,
     prefix_name,
     scheduler_output,
     take_back,
@@ -48,14 +49,6 @@ LAYERS = 3
 # Tokens that a request computes in a step.
 CHUNK = 10
 PATIENCE_S = 20.0
-
-# What the scheduler's half looks at in vLLM's configuration.
-ENGINE = SimpleNamespace(
-    model_config=SimpleNamespace(is_encoder_decoder=False),
-    cache_config=SimpleNamespace(enable_prefix_caching=True),
-    kv_transfer_config=SimpleNamespace(kv_load_failure_policy="recompute"),
-    scheduler_config=SimpleNamespace(async_scheduling=False, max_num_batched_tokens=CHUNK),
-)
 
 
 class Rig:
@@ -85,6 +78,7 @@ class Rig:
     ) -> None:
         self.ranks, self.pages, self.per_block = ranks, Pages(pages), pages_per_block
         self.layers = names = tuple(f"layer.{at}" for at in range(layers))
+        parallel = parallel_config(world_size=ranks, tp_size=ranks)
         offloading = offloading_config(
             layers * PAGE,
             TOKENS,
@@ -92,7 +86,7 @@ class Rig:
             groups=(group_config(TOKENS, names, 0),),
             cache=OffloadingCacheConfig(TOKENS, pages_per_block),
             enable_kv_cache_events=True,
-            parallel=parallel_config(world_size=ranks, tp_size=ranks),
+            parallel=parallel,
         )
         extra: dict[str, Any] = {
             "path": str(folder),
@@ -105,7 +99,7 @@ class Rig:
         self.is_served = str(extra["path"]).startswith(SOCKET_PREFIX)
         known = ConnectorSettings.of_extra(expand(extra, on_cpu=True))
         known = dataclasses.replace(known, identity=tiers.IDENTITY)
-        self.scheduler = DirectScheduler(known, offloading, ENGINE)
+        self.scheduler = DirectScheduler(known, offloading, engine_config(CHUNK, parallel))
         self.scheduler.bind(SimpleNamespace(evict_blocks=self.pages.forget))
         self.caches, self._describe = Caches(names, ranks, pages), memory.of_engine
         if gpu is not None:
@@ -356,14 +350,14 @@ class Rig:
     def settle(self) -> None:
         """Steps until nothing is under way."""
         until = time.monotonic() + PATIENCE_S
-        planned, announcer = (
-            (self.scheduler._loads, self.scheduler._saves),
-            self.scheduler._announcer,
-        )
+        planned = (self.scheduler._loads, self.scheduler._saves)
         queues = (self.waiting, self.running, self.remote)
-        while any(queues) or any(one.is_busy for one in planned) or announcer.is_pending():
+        while any(queues) or any(one.is_busy for one in planned) or self._announces():
             assert time.monotonic() < until, "the engine does not come to an end"
             self.step()
+
+    def _announces(self) -> bool:
+        return self.scheduler._announcer.is_pending()
 
     def stored(self, tokens: Sequence[int]) -> int:
         """How many leading blocks the store has on all ranks; each has its right bytes."""

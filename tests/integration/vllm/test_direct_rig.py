@@ -18,6 +18,7 @@ pytest.importorskip("vllm")
 from tests.integration.vllm.direct_pages import TOKENS, prefix_name, write_if
 from tests.integration.vllm.direct_rig import Rig
 from tests.integration.vllm.slow_copies import LateTransfer
+from tests.integration.vllm.tiers import counted
 
 pytestmark = pytest.mark.engine
 # Ten full blocks, and a part.
@@ -43,7 +44,7 @@ def test_blocks_that_no_disk_brings_soon_enough_stay_in_the_pool(
     write_if(rig.scheduler, lambda: False)
     rig.ask("first", PROMPT)
     rig.settle()
-    assert rig.counts["saves_declined"] == 10
+    assert counted(rig.scheduler.take_stats())["saves_declined"] == 10
     assert rig.stored(PROMPT) == 10
     assert len(rig.router.blocks) == 10
     rig.forget()
