@@ -255,13 +255,14 @@ class CostModel:
             InvalidError: There is no such tier.
         """
 
-    def note_given_up(self, tier: str) -> None:
+    def note_given_up(self, tier: str, size: float) -> None:
         """Learns that a load was given up.
 
         Until one of the tier is measured again, only a trial loads from it.
 
         Args:
             tier: ``dram``, ``log`` or ``far``.
+            size: Bytes of the load, and those that were queued for the tier before it.
 
         Raises:
             InvalidError: There is no such tier.

@@ -180,11 +180,12 @@ impl PyCostModel {
     ///
     /// Args:
     ///     tier: ``dram``, ``log`` or ``far``.
+    ///     size: Bytes of the load, and those that were queued for the tier before it.
     ///
     /// Raises:
     ///     InvalidError: There is no such tier.
-    fn note_given_up(&self, tier: &str) -> PyResult<()> {
-        self.model.lock().note_given_up(tier_of(tier)?);
+    fn note_given_up(&self, tier: &str, size: f64) -> PyResult<()> {
+        self.model.lock().note_given_up(tier_of(tier)?, size);
         Ok(())
     }
 

@@ -36,6 +36,29 @@ pub struct Run {
     pub latency_s: f64,
     /// Seconds that one more block takes.
     pub block_s: f64,
+    /// From how many blocks on they take longer, if so.
+    pub large: Option<LargeRun>,
+}
+
+/// At least so many blocks take at least so long.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LargeRun {
+    /// How many blocks.
+    pub blocks: f64,
+    /// Seconds for what is queued before them.
+    pub before_s: f64,
+    /// Seconds of a block.
+    pub block_s: f64,
+}
+
+impl Run {
+    /// The seconds in which so many of its blocks arrive.
+    fn load_s(&self, blocks: usize) -> f64 {
+        let count = number(blocks);
+        let large = self.large.filter(|large| count >= large.blocks);
+        let large_s = large.map_or(0.0, |large| large.before_s + count * large.block_s);
+        large_s.max(self.latency_s + count * self.block_s)
+    }
 }
 
 /// A request whose leading blocks can be loaded.
@@ -233,7 +256,7 @@ impl Question<'_> {
             if count == 0 {
                 break;
             }
-            load_s += run.latency_s + number(count) * run.block_s;
+            load_s += run.load_s(count);
             left -= count;
         }
         load_s

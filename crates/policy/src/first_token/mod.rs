@@ -7,9 +7,9 @@ mod model;
 mod regression;
 mod transfer;
 
-pub use choice::{LoadChoice, Overlap, Question, Run, Way, choose};
+pub use choice::{LargeRun, LoadChoice, Overlap, Question, Run, Way, choose};
 pub use compute::{ComputeModel, ComputePrior, StepWork};
 pub use learned::Learned;
 pub use model::{CostModel, Reason, Situation, TierRun};
 pub use regression::Regression;
-pub use transfer::{TransferModel, TransferPrior};
+pub use transfer::{LargeLoads, TransferModel, TransferPrior};

@@ -6,7 +6,7 @@
 
 use dalsegno_core::BlockTier;
 
-use super::choice::{LoadChoice, Question, Run, Way, choose};
+use super::choice::{LargeRun, LoadChoice, Question, Run, Way, choose};
 use super::compute::{ComputeModel, ComputePrior, StepWork};
 use super::transfer::{TransferModel, TransferPrior};
 
@@ -79,8 +79,8 @@ impl CostModel {
     }
 
     /// Learns that a load from one tier was given up; see [`TransferModel::note_given_up`].
-    pub fn note_given_up(&mut self, tier: BlockTier) {
-        self.tiers[tier as usize].note_given_up();
+    pub fn note_given_up(&mut self, tier: BlockTier, bytes: f64) {
+        self.tiers[tier as usize].note_given_up(bytes);
     }
 
     /// What is known of steps.
@@ -136,9 +136,14 @@ impl CostModel {
         let timed = |run: &TierRun| {
             let before = std::mem::take(&mut queued[run.tier as usize]);
             let tier = self.tier(run.tier);
-            let latency_s = tier.load_s(before);
-            let block_s = tier.more_s(before, situation.block_bytes);
-            Run { blocks: run.blocks, latency_s, block_s }
+            let (latency_s, bytes) = (tier.usual_s(before), situation.block_bytes);
+            let block_s = tier.more_s(before, bytes);
+            let large = tier.large().map(|large| {
+                let behind = (large.bytes - before).max(0.0);
+                let (before_s, block_s) = (before * large.byte_s, bytes * large.byte_s);
+                LargeRun { blocks: behind / bytes, before_s, block_s }
+            });
+            Run { blocks: run.blocks, latency_s, block_s, large }
         };
         situation.runs.iter().map(timed).collect()
     }

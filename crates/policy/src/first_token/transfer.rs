@@ -2,11 +2,23 @@
 //!
 //! 1. After a load was given up, none is predicted to have more bytes per second than the largest one that was measured
 //!    since: a few small ones say little of a large one.
+//! 2. A load that was given up or late is believed for its size: until others were measured, none that is at least half
+//!    as large is predicted to be faster. Each time in a row it takes four times as many of them, at most
+//!    [`MOST_NEEDED`], so a tier that is fast for small loads only costs few late requests.
 
 use super::learned::Learned;
 
 /// A prior may be wrong by this factor.
 const SPREAD: f64 = 10.0;
+/// A load is late if it takes so many times longer than most were predicted to.
+const LATE: f64 = 1.5;
+/// Measurements after which a late load is forgotten: the factor for each time in a row, and the most.
+const MORE_NEEDED: u32 = 4;
+const MOST_NEEDED: u32 = 1024;
+/// A load that was in time says little of those that are so many times larger.
+const LARGER: f64 = 2.1;
+/// Seconds of a byte of a load that was given up: longer than any computing, but a number.
+const NEVER_BYTE_S: f64 = 1e3;
 
 /// What is assumed of a tier until it was measured.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -25,12 +37,35 @@ struct Proven {
     byte_s: f64,
 }
 
+/// A load that was given up or late.
+#[derive(Clone, Copy, Debug)]
+struct Doubt {
+    bytes: f64,
+    /// Seconds of a byte, on average.
+    byte_s: f64,
+    /// Measurements after which the next one was needed.
+    needed: u32,
+    /// Measurements until a load of the size may be tried again.
+    left: u32,
+}
+
+/// At least so many bytes take at least so long each.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LargeLoads {
+    /// Bytes of the smallest of them.
+    pub bytes: f64,
+    /// Seconds of a byte.
+    pub byte_s: f64,
+}
+
 /// The time of loads from one tier, as it was measured.
 #[derive(Clone, Debug)]
 pub struct TransferModel {
     learned: Learned<2>,
     /// None if no load was given up.
     proven: Option<Proven>,
+    /// None if the last large load was neither given up nor late.
+    doubt: Option<Doubt>,
 }
 
 impl TransferModel {
@@ -38,13 +73,14 @@ impl TransferModel {
     #[must_use]
     pub fn new(prior: TransferPrior) -> Self {
         let learned = Learned::new([prior.latency_s, 1.0 / prior.bytes_per_s.max(1.0)], SPREAD);
-        Self { learned, proven: None }
+        Self { learned, proven: None, doubt: None }
     }
 
     /// Learns that a load took so many seconds.
     ///
     /// `bytes` are its own and those that were queued before it, as they take turns.
     pub fn note(&mut self, bytes: f64, seconds: f64) {
+        self.note_size(bytes, seconds);
         self.learned.note(&[1.0, bytes], seconds);
         if let Some(proven) = &mut self.proven
             && seconds.is_finite()
@@ -57,22 +93,73 @@ impl TransferModel {
     }
 
     /// Learns that a load was given up. Until one is measured again, none is predicted to be worth it.
-    pub fn note_given_up(&mut self) {
+    pub fn note_given_up(&mut self, bytes: f64) {
         self.learned.note_given_up();
         self.proven = Some(Proven { bytes: 0.0, byte_s: 0.0 });
+        self.note_late(bytes.max(1.0), NEVER_BYTE_S);
+    }
+
+    /// Compares a measurement with what was predicted for its size.
+    fn note_size(&mut self, bytes: f64, seconds: f64) {
+        let is_number = seconds.is_finite() && seconds > 0.0 && bytes > 0.0;
+        if !is_number {
+            return;
+        }
+        // The first measurements are no surprise.
+        let was_late = self.learned.measured() > 2 && seconds > LATE * self.load_s(bytes);
+        match &mut self.doubt {
+            None if was_late => self.note_late(bytes, seconds / bytes),
+            None => {}
+            Some(doubt) => {
+                let is_retry = doubt.left == 0;
+                doubt.left = doubt.left.saturating_sub(1);
+                if was_late {
+                    self.note_late(bytes, seconds / bytes);
+                } else if is_retry && bytes >= doubt.bytes {
+                    self.doubt = None;
+                } else if bytes >= doubt.bytes / 2.0 {
+                    // It says as little of larger ones.
+                    doubt.bytes = doubt.bytes.max(LARGER * bytes);
+                }
+            }
+        }
+    }
+
+    fn note_late(&mut self, size: f64, byte_s: f64) {
+        let needed = match self.doubt {
+            None => 1,
+            Some(doubt) if doubt.left == 0 => (doubt.needed * MORE_NEEDED).min(MOST_NEEDED),
+            Some(doubt) => doubt.needed,
+        };
+        let least = self.doubt.map_or(size, |doubt| doubt.bytes.min(size));
+        self.doubt = Some(Doubt { bytes: least, byte_s, needed, left: needed });
     }
 
     /// The seconds that most loads of so many bytes do not exceed.
     #[must_use]
     pub fn load_s(&self, bytes: f64) -> f64 {
+        let large_s = self.large().filter(|large| bytes >= large.bytes);
+        self.usual_s(bytes).max(large_s.map_or(0.0, |large| bytes * large.byte_s))
+    }
+
+    /// The same for loads of which none is large.
+    #[must_use]
+    pub fn usual_s(&self, bytes: f64) -> f64 {
         self.learned.high(&[1.0, bytes]).max(bytes * self.proven_byte_s())
     }
 
-    /// The seconds that so many more bytes take, behind `before` others.
+    /// The seconds that so many more bytes take, behind `before` others, if they are not large together.
     #[must_use]
     pub fn more_s(&self, before: f64, bytes: f64) -> f64 {
-        let more_s = self.load_s(before + bytes) - self.load_s(before);
+        let more_s = self.usual_s(before + bytes) - self.usual_s(before);
         more_s.max(bytes * self.proven_byte_s())
+    }
+
+    /// Which loads take longer than others say.
+    #[must_use]
+    pub fn large(&self) -> Option<LargeLoads> {
+        let doubt = self.doubt.filter(|doubt| doubt.left > 0)?;
+        Some(LargeLoads { bytes: doubt.bytes / 2.0, byte_s: doubt.byte_s })
     }
 
     fn proven_byte_s(&self) -> f64 {

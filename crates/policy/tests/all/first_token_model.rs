@@ -86,7 +86,7 @@ fn a_tier_whose_load_was_given_up_is_not_worth_it_until_a_load_is_measured() {
         tier.note(1e9, 1.0);
     }
     let usual = tier.load_s(1e6);
-    tier.note_given_up();
+    tier.note_given_up(1e9);
     assert!(tier.load_s(1e6) > 1e3 && tier.load_s(1e9).is_finite());
     tier.note(1e6, usual);
     assert!(tier.load_s(1e6) < 1.1 * usual);
@@ -95,7 +95,7 @@ fn a_tier_whose_load_was_given_up_is_not_worth_it_until_a_load_is_measured() {
 #[test]
 fn after_a_load_was_given_up_small_ones_say_little_of_large_ones() {
     let mut tier = TransferModel::new(TransferPrior { latency_s: 1e-4, bytes_per_s: 6e10 });
-    tier.note_given_up();
+    tier.note_given_up(1e9);
     // It takes 2 ms and 3 GB/s.
     for bytes in [2e6, 8e6] {
         tier.note(bytes, 2e-3 + bytes / 3e9);
@@ -107,11 +107,34 @@ fn after_a_load_was_given_up_small_ones_say_little_of_large_ones() {
     assert!(tier.load_s(4e9) < 2.0 * 4e9 / 3e9);
 }
 
+#[test]
+fn a_tier_that_is_fast_for_small_loads_only_has_few_late_loads() {
+    let mut tier = TransferModel::new(TransferPrior { latency_s: 2e-3, bytes_per_s: 3e9 });
+    let right = |bytes: f64| 1e-3 + bytes / 1e10 + (bytes - 1e8).max(0.0) / 5e8;
+    let mut late = 0;
+    for round in 0..2000 {
+        let (small, large) = (1e7 * f64::from(1 + round % 5), 4e8);
+        tier.note(small, right(small));
+        // It is worth loading if it is twice as slow as most.
+        if tier.load_s(large) < 0.1 {
+            late += 1;
+            tier.note(large, right(large));
+        }
+    }
+    assert!((1..=8).contains(&late), "{late}");
+    // It is found that the tier became fast.
+    for _ in 0..1100 {
+        tier.note(5e7, 1e-3 + 5e7 / 1e10);
+    }
+    assert!(tier.load_s(4e8) < 0.1);
+}
+
 fn runs() -> impl Strategy<Value = Vec<Run>> {
     let run = (1_usize..300, 0.0..0.1, 0.0..0.02).prop_map(|(blocks, latency_s, block_s)| Run {
         blocks,
         latency_s,
         block_s,
+        large: None,
     });
     proptest::collection::vec(run, 1..5)
 }

@@ -74,9 +74,9 @@ impl PrefetchDuty {
         let mark = recent.removals.mark();
         let (wanted, targets, places) = (Vec::new(), Vec::new(), Vec::new());
         let mut planned = PlannedBatch { shape, wanted, targets, places, mark, is_full: false };
-        for hash in &batch.hashes {
+        let here = recent.dram.holds_each(batch.namespace, &batch.hashes);
+        for (hash, is_here) in batch.hashes.iter().zip(here) {
             let found = self.far.find(batch.namespace, hash);
-            let is_here = recent.dram.holds(&(batch.namespace, *hash));
             let Some(place) = found.filter(|_| !is_here) else { continue };
             let Some(mut reserved) = recent.dram.reserve(bytes, Leaving::Newcomers) else {
                 planned.is_full = true;

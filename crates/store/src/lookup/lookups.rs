@@ -93,10 +93,12 @@ impl Lookups {
         let found = self.finder.find(namespace, chain, Scope::Prefix, now);
         let far = self.finder.responding_far();
         let is_suspended = self.device.is_suspended();
-        let is_pooled = found.are_pooled(chain.len());
-        let blocks = chain[..found.count()].iter().zip(found.are_near(chain.len())).zip(is_pooled);
-        let tiers = blocks.map_while(|((hash, is_near), is_pooled)| {
-            if is_pooled || self.recent.dram.holds(&(namespace, *hash)) {
+        let chain = &chain[..found.count()];
+        let in_dram = self.recent.dram.holds_each(namespace, chain);
+        let in_dram = found.are_pooled(chain.len()).into_iter().zip(in_dram).map(|(a, b)| a || b);
+        let blocks = chain.iter().zip(found.are_near(chain.len())).zip(in_dram);
+        let tiers = blocks.map_while(|((hash, is_near), is_in_dram)| {
+            if is_in_dram {
                 Some(BlockTier::Dram)
             } else if is_near && !is_suspended {
                 Some(BlockTier::Log)
@@ -161,9 +163,10 @@ impl Lookups {
         let mut present = found.are_near(hashes.len());
         if self.device.is_suspended() {
             let far = self.finder.responding_far();
-            for (hash, present) in hashes.iter().zip(&mut present) {
-                *present &= self.recent.dram.holds(&(namespace, *hash))
-                    || far.is_some_and(|far| far.find(namespace, hash).is_some());
+            let in_dram = self.recent.dram.holds_each(namespace, hashes);
+            for ((hash, present), is_in_dram) in hashes.iter().zip(&mut present).zip(in_dram) {
+                *present &=
+                    is_in_dram || far.is_some_and(|far| far.find(namespace, hash).is_some());
             }
         }
         let others = found.far.iter().map(|block| block.at);

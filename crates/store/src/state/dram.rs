@@ -136,9 +136,13 @@ impl Dram {
         self.leased_bytes.load(Ordering::Relaxed)
     }
 
-    /// Whether a block is here; this does not count as a use.
-    pub(crate) fn holds(&self, key: &BlockKey) -> bool {
-        !self.is_off() && self.blocks.lock().holds(key)
+    /// Which of some blocks are here; this does not count as a use. Takes the lock once for all of them.
+    pub(crate) fn holds_each(&self, namespace: NamespaceId, hashes: &[ChainHash]) -> Vec<bool> {
+        if self.is_off() {
+            return vec![false; hashes.len()];
+        }
+        let blocks = self.blocks.lock();
+        hashes.iter().map(|hash| blocks.holds(&(namespace, *hash))).collect()
     }
 
     /// Whether any block is pool-only. Takes no lock.

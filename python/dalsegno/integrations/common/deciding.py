@@ -320,7 +320,7 @@ class LoadDecider:
             self.model.note_load(slowest, sizes[slowest], own_s)
             self._doubted.discard(slowest)
         elif was_late or own_s > expected[slowest]:
-            self.model.note_given_up(slowest)
+            self.model.note_given_up(slowest, sizes[slowest])
             if was_late:
                 self._doubted.add(slowest)
 
