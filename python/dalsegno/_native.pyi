@@ -255,10 +255,22 @@ class CostModel:
             InvalidError: There is no such tier.
         """
 
+    def note_read(self, tier: str, size: float, seconds: float) -> None:
+        """Learns that a read took so many seconds for which nobody waited.
+
+        Args:
+            tier: ``dram``, ``log`` or ``far``.
+            size: Bytes.
+            seconds: How long it took.
+
+        Raises:
+            InvalidError: There is no such tier.
+        """
+
     def note_given_up(self, tier: str, size: float) -> None:
         """Learns that a load was given up.
 
-        Until one of the tier is measured again, only a trial loads from it.
+        Until one of the tier is measured again, nothing is worth loading from it.
 
         Args:
             tier: ``dram``, ``log`` or ``far``.
@@ -302,6 +314,8 @@ class CostModel:
         most_overlapped: int = 0,
         most_copied: int = 0,
         most_wait_s: float = ...,
+        most_load_s: float = ...,
+        notice_s: float = 0.0,
         backlog_s: float = 0.0,
         waiting: int = 0,
         queued: tuple[float, float, float] = ...,
@@ -321,6 +335,8 @@ class CostModel:
                 0 if it must not wait.
             most_copied: Of these, leading blocks that are copied and not read.
             most_wait_s: Seconds for which a step may wait in all, while it computes nothing.
+            most_load_s: Seconds after which a load is given up for which no step waits.
+            notice_s: Seconds from the end of such a load until its request is computed.
             backlog_s: Seconds that the engine computes for requests before this one.
             waiting: Requests that wait behind this one; their first tokens count as well.
             queued: Bytes that are queued for ``dram``, ``log`` and ``far``.
@@ -336,7 +352,7 @@ class CostModel:
             ``compute`` and one entry for each tier, each with ``coefficients`` in seconds,
             ``measured`` (how often), ``drifts`` (how often the work has changed), and ``low`` and
             ``high`` (factors between what is expected and what most measurements exceed, or do not
-            exceed); and ``trials``: requests that measured a tier again.
+            exceed).
         """
 
 @final
@@ -367,9 +383,6 @@ class LoadChoice:
     @property
     def step_s(self) -> float:
         """Seconds that the step behind the blocks computes."""
-    @property
-    def is_trial(self) -> bool:
-        """Whether the load measures a tier again; give it up after the guard."""
 
 @final
 class Gpu:

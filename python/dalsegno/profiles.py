@@ -1,7 +1,7 @@
 """What engines have learned of their costs: one small file for each kind of engine.
 
-1. A file that is missing, damaged or of another version is a start without knowledge, never an
-   error.
+1. A file that is missing, damaged, far too large or of another version is a start without
+   knowledge, never an error. So are numbers that no engine has.
 2. A file is replaced as a whole.
 3. What it says is a prior: an engine believes its own measurements.
 """
@@ -11,8 +11,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
 import os
+import stat
 import tempfile
 import threading
 import time
@@ -27,10 +27,20 @@ from dalsegno import _native
 VERSION = 1
 COMPUTE = ("step_s", "token_s", "pair_s", "read_s")
 TIERS = ("dram", "log", "far")
+TRANSFER = ("latency_s", "byte_s")
+# What a model says of how it learned.
+COUNTS = ("measured", "drifts", "low", "high")
 # Seconds before the first byte, and bytes per second, of tiers that nobody has measured.
 TIER_PRIORS = {"dram": (1e-3, 4e9), "log": (2e-3, 1e9), "far": (2e-2, 5e8)}
+# Seconds that no engine and no tier exceeds: of each coefficient of computing, and of a byte.
+MOST_S = {"step_s": 1e2, "token_s": 1.0, "pair_s": 1e-3, "read_s": 1e-2, "latency_s": 1e3}
+MOST_BYTE_S, LEAST_S = 1e-3, 1e-16
+# A file is a few KiB.
+MOST_BYTES = 1 << 20
 # How often a running engine saves what it has learned.
 SAVE_EVERY_S = 600.0
+# What a write that was cut off has left behind is removed after so long.
+STALE_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -80,12 +90,24 @@ class ComputePrior:
         )
 
 
-def folder() -> Path:
-    """Returns the folder of the profiles: `$DALSEGNO_PROFILES`, or the user's own."""
+def folder() -> Path | None:
+    """Returns the folder of the profiles: `$DALSEGNO_PROFILES`, or the user's own.
+
+    None for a user without a home directory.
+    """
     if given := os.environ.get("DALSEGNO_PROFILES"):
         return Path(given)
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "dalsegno" / "profiles"
+    if cache := os.environ.get("XDG_CACHE_HOME"):
+        return Path(cache) / "dalsegno" / "profiles"
+    try:
+        return Path.home() / ".cache" / "dalsegno" / "profiles"
+    except RuntimeError:
+        return None
+
+
+def files(place: Path | None) -> list[Path]:
+    """Returns the files of profiles in a folder, in the order of their names."""
+    return [] if place is None else sorted(place.glob("*.json"))
 
 
 class Profile:
@@ -140,7 +162,9 @@ class Profile:
         if self.path is None or time.monotonic() - self._saved_at < SAVE_EVERY_S:
             return
         self._saved_at = time.monotonic()
-        threading.Thread(target=self.save, args=(model,), daemon=True).start()
+        with contextlib.suppress(RuntimeError):
+            # No thread can be started: it is kept when the engine ends.
+            threading.Thread(target=self.save, args=(model,), daemon=True).start()
 
     def save(self, model: Any) -> None:
         """Saves what a model has learned; a folder that cannot be written is no error."""
@@ -192,24 +216,57 @@ def write(known: Mapping[str, Any], place: Path) -> Path:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Returns what a file says; nothing if it cannot be understood."""
+    """Returns what a file says; nothing if it cannot be understood.
+
+    Every field that an engine keeps is there, with the right type, and numbers are possible ones.
+    """
     try:
-        known = json.loads(path.read_text(encoding="utf-8"))
-        numbers = [known["compute"][name] for name in COMPUTE]
-        numbers += [known["tiers"][tier][key] for tier in TIERS for key in ("latency_s", "byte_s")]
-        is_good = known["version"] == VERSION and all(_is_positive(one) for one in numbers)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        known = json.loads(_content(path))
+        good = [_is_possible(known["compute"][name], MOST_S[name]) for name in COMPUTE]
+        for tier in (known["tiers"][tier] for tier in TIERS):
+            good.append(_is_possible(tier["latency_s"], MOST_S["latency_s"]))
+            good.append(_is_possible(tier["byte_s"], MOST_BYTE_S))
+        engine, learned = known["engine"], known["learned"]
+        good.append(known["version"] == VERSION)
+        good += [_is_count(learned[of][name]) for of in ("compute", *TIERS) for name in COUNTS]
+        coefficients = [learned["compute"]["coefficients"][name] for name in COMPUTE]
+        for tier in TIERS:
+            coefficients += [learned[tier]["coefficients"][name] for name in TRANSFER]
+        good += [_is_count(one) for one in coefficients]
+        good.append(_is_possible(known["saved_at"], 1e12))
+        good += [isinstance(one, str) for pair in engine.items() for one in pair]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return {}
-    return dict(known) if is_good else {}
+    return dict(known) if all(good) else {}
 
 
-def _is_positive(number: Any) -> bool:
-    return type(number) in (int, float) and math.isfinite(number) and number > 0
+def _content(path: Path) -> str:
+    """Returns the content of a file; anything else, such as a pipe, might never answer.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is no file, or no text, or too large.
+    """
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        about = os.fstat(file.fileno())
+        if not stat.S_ISREG(about.st_mode) or about.st_size > MOST_BYTES:
+            raise ValueError(f"{path} is no small file")
+        return file.read(MOST_BYTES).decode()
+
+
+def _is_count(number: Any) -> bool:
+    """Whether it is what a model says of itself: a number that is not negative."""
+    return type(number) in (int, float) and 0 <= number < 1e18
+
+
+def _is_possible(number: Any, most: float) -> bool:
+    return type(number) in (int, float) and LEAST_S <= number <= most
 
 
 def _positive(coefficients: Mapping[str, float]) -> dict[str, float]:
-    """Returns coefficients that a model can start with: none is zero."""
-    return {name: max(value, 1e-15) for name, value in coefficients.items()}
+    """Returns coefficients that a model can start with: none is zero, and each is possible."""
+    most = {"byte_s": MOST_BYTE_S, **MOST_S}
+    return {name: min(max(value, 1e-15), most[name]) for name, value in coefficients.items()}
 
 
 def _tier(known: Mapping[str, float] | None, prior: tuple[float, float]) -> tuple[float, float]:
@@ -220,12 +277,17 @@ def _tier(known: Mapping[str, float] | None, prior: tuple[float, float]) -> tupl
 def _replace(path: Path, content: str) -> None:
     """Writes a file as a whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    for left in path.parent.glob(f"{path.name}*.new"):
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > STALE_S:
+                left.unlink()
     with tempfile.NamedTemporaryFile(
         "w", dir=path.parent, prefix=path.name, suffix=".new", delete=False, encoding="utf-8"
     ) as file:
-        file.write(content)
-    try:
-        Path(file.name).replace(path)
-    except OSError:
-        Path(file.name).unlink(missing_ok=True)
-        raise
+        try:
+            file.write(content)
+            file.flush()
+            Path(file.name).replace(path)
+        except OSError:
+            Path(file.name).unlink(missing_ok=True)
+            raise

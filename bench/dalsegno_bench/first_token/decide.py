@@ -29,15 +29,10 @@ from pathlib import Path
 from typing import Any
 
 import dalsegno
-from dalsegno.integrations.common.deciding import (
-    Decision,
-    Engine,
-    LoadDecider,
-    Wish,
-    merged,
-)
+from dalsegno.integrations.common.deciding import Decision, Engine, LoadDecider
 from dalsegno.integrations.common.settings import StoreSettings
 from dalsegno.integrations.common.steps import StepTime, work_of
+from dalsegno.integrations.common.wishes import Wish, merged
 from dalsegno.paths import local_path
 from dalsegno.profiles import ComputePrior, Profile
 from dalsegno_bench.index.program import build

@@ -110,7 +110,7 @@ def _decided(answers: Sequence[Answer]) -> dict[str, Any]:
 
 def _short(choice: Mapping[str, Any]) -> str:
     """Returns a choice such as `95/95 step`."""
-    way = "trial" if choice["is_trial"] else "step" if choice["in_step"] else "ahead"
+    way = "step" if choice["in_step"] else "ahead"
     return f"{choice['blocks']}/{choice['of']} {way if choice['blocks'] else 'none'}"
 
 

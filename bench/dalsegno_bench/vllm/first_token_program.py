@@ -102,7 +102,6 @@ def _described(choice: Any, wish: Any) -> dict[str, Any]:
         "of": wish.blocks,
         "tiers": sorted({tier for tier, _ in wish.runs}),
         "in_step": choice.overlapped,
-        "is_trial": choice.is_trial,
         "predicted_s": choice.first_token_s,
         "computed_s": choice.computed_s,
         "loaded_s": choice.loaded_s,

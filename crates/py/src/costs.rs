@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use dalsegno_policy::first_token::{
-    ComputePrior, CostModel, Learned, LoadChoice, Overlap, Question, Reason, Situation, StepWork,
-    TierRun, TransferPrior, Way,
+    Ahead, ComputePrior, CostModel, Learned, LoadChoice, Others, Overlap, Question, Situation,
+    StepWork, TierRun, TransferPrior, Way,
 };
 use dalsegno_store::BlockTier;
 use parking_lot::Mutex;
@@ -36,7 +36,6 @@ pub(crate) struct PyCostModel {
 #[pyclass(name = "LoadChoice", module = "dalsegno._native", frozen)]
 pub(crate) struct PyLoadChoice {
     choice: LoadChoice,
-    reason: Reason,
 }
 
 #[pymethods]
@@ -87,12 +86,6 @@ impl PyLoadChoice {
     #[getter]
     fn step_s(&self) -> f64 {
         self.choice.step_s
-    }
-
-    /// Whether the load measures a tier again; give it up after the guard.
-    #[getter]
-    fn is_trial(&self) -> bool {
-        self.reason == Reason::Trial
     }
 }
 
@@ -174,9 +167,23 @@ impl PyCostModel {
         Ok(())
     }
 
+    /// Learns that a read took so many seconds for which nobody waited.
+    ///
+    /// Args:
+    ///     tier: ``dram``, ``log`` or ``far``.
+    ///     size: Bytes.
+    ///     seconds: How long it took.
+    ///
+    /// Raises:
+    ///     InvalidError: There is no such tier.
+    fn note_read(&self, tier: &str, size: f64, seconds: f64) -> PyResult<()> {
+        self.model.lock().note_read(tier_of(tier)?, size, seconds);
+        Ok(())
+    }
+
     /// Learns that a load was given up.
     ///
-    /// Until one of the tier is measured again, only a trial loads from it.
+    /// Until one of the tier is measured again, nothing is worth loading from it.
     ///
     /// Args:
     ///     tier: ``dram``, ``log`` or ``far``.
@@ -226,6 +233,8 @@ impl PyCostModel {
     ///         0 if it must not wait.
     ///     most_copied: Of these, leading blocks that are copied and not read.
     ///     most_wait_s: Seconds for which a step may wait in all, while it computes nothing.
+    ///     most_load_s: Seconds after which a load is given up for which no step waits.
+    ///     notice_s: Seconds from the end of such a load until its request is computed.
     ///     backlog_s: Seconds that the engine computes for requests before this one.
     ///     waiting: Requests that wait behind this one; their first tokens count as well.
     ///     queued: Bytes that are queued for ``dram``, ``log`` and ``far``.
@@ -234,7 +243,8 @@ impl PyCostModel {
     ///     InvalidError: There is no such tier.
     #[pyo3(signature = (
         runs, *, block_bytes, block_tokens, computed, prompt, chunk, layers, guard_s,
-        most_overlapped=0, most_copied=0, most_wait_s=f64::INFINITY, backlog_s=0.0, waiting=0, queued=(0.0, 0.0, 0.0)
+        most_overlapped=0, most_copied=0, most_wait_s=f64::INFINITY, most_load_s=f64::INFINITY,
+        notice_s=0.0, backlog_s=0.0, waiting=0, queued=(0.0, 0.0, 0.0)
     ))]
     #[expect(clippy::too_many_arguments, reason = "named in Python")]
     fn choose(
@@ -250,6 +260,8 @@ impl PyCostModel {
         most_overlapped: usize,
         most_copied: usize,
         most_wait_s: f64,
+        most_load_s: f64,
+        notice_s: f64,
         backlog_s: f64,
         waiting: u32,
         queued: (f64, f64, f64),
@@ -264,14 +276,13 @@ impl PyCostModel {
             chunk: positive("chunk", chunk)?,
             layers,
             overlap: Overlap { most_blocks: most_overlapped, most_copied, most_wait_s },
-            backlog_s,
-            waiting: f64::from(waiting),
+            ahead: Ahead { notice_s, most_s: most_load_s },
+            others: Others { backlog_s, waiting: f64::from(waiting) },
             guard_s,
         };
         let queued = [queued.0, queued.1, queued.2];
         let situation = Situation { runs: &runs, block_bytes, queued, question };
-        let (choice, reason) = self.model.lock().choose(&situation);
-        Ok(PyLoadChoice { choice, reason })
+        Ok(PyLoadChoice { choice: self.model.lock().choose(&situation) })
     }
 
     /// Returns everything that was learned.
@@ -280,12 +291,12 @@ impl PyCostModel {
     ///     ``compute`` and one entry for each tier, each with ``coefficients`` in seconds,
     ///     ``measured`` (how often), ``drifts`` (how often the work has changed), and ``low`` and
     ///     ``high`` (factors between what is expected and what most measurements exceed, or do not
-    ///     exceed); and ``trials``: requests that measured a tier again.
+    ///     exceed).
     fn explain<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let model = self.model.lock();
         let compute =
             explained(model.compute().learned(), ["step_s", "token_s", "pair_s", "read_s"]);
-        let mut all = json!({ "compute": compute, "trials": model.trials() });
+        let mut all = json!({ "compute": compute });
         for tier in BlockTier::ALL {
             let learned = model.tier(tier).learned();
             all[tier.name()] = explained(learned, ["latency_s", "byte_s"]);

@@ -57,12 +57,12 @@ def profile_show(
     Exit codes: 0 shown, 2 there is no profile.
     """
     place = profiles.folder() if folder is None else folder
-    known = {path: profiles.read(path) for path in sorted(place.glob("*.json"))}
+    known = {path: profiles.read(path) for path in profiles.files(place)}
     found = {path: one for path, one in known.items() if one}
     if not found:
         raise InvalidError(
-            f"{place} has no profile yet; an engine writes one when it ends, "
-            'unless "keep_profile" is false'
+            f"{place or 'a user without a home directory'} has no profile yet; "
+            'an engine writes one when it ends, unless "keep_profile" is false'
         )
     if as_json:
         show.as_json({str(path): one for path, one in found.items()})

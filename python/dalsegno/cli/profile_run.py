@@ -113,11 +113,12 @@ def profile_run(  # noqa: PLR0913 - the options of a command
         log=log,
     )
     known = _measured(order)
+    folder = profiles.folder() or Path("/nonexistent")
     try:
-        place = profiles.write(known, profiles.folder())
+        place = profiles.write(known, folder)
     except OSError as error:
         raise UnavailableError(
-            f"{profiles.folder()} cannot be written: {error.strerror}; set XDG_CACHE_HOME or "
+            f"the profile cannot be written to {folder}: {error.strerror}; set XDG_CACHE_HOME or "
             "DALSEGNO_PROFILES to the folder that engines use"
         ) from error
     if as_json:

@@ -22,9 +22,9 @@ def answer(first_token_s: float, token: int = 7, **changes: Any) -> dict[str, An
     return {**usual, "choices": [], "loads": [], **changes}
 
 
-def choice(blocks: int, *, in_step: bool = False, is_trial: bool = False) -> dict[str, Any]:
+def choice(blocks: int, *, in_step: bool = False) -> dict[str, Any]:
     predicted = {"predicted_s": 1.0, "computed_s": 2.0, "loaded_s": 1.5}
-    return {"blocks": blocks, "of": 48, "in_step": in_step, "is_trial": is_trial, **predicted}
+    return {"blocks": blocks, "of": 48, "in_step": in_step, **predicted}
 
 
 def asked(never: tuple[float, float], always: float, auto: float) -> Round:
@@ -44,12 +44,12 @@ def test_a_cell_reports_decisions_and_loads_that_failed_or_came_from_memory() ->
     auto = [
         answer(1.0, choices=[choice(0), choice(48, in_step=True)], load_failed_blocks=48),
         answer(1.0, choices=[choice(0)]),
-        answer(1.0, choices=[choice(1, is_trial=True)], loads=[["dram", 1, 0.1, 0.1]]),
+        answer(1.0, choices=[choice(1)], loads=[["dram", 1, 0.1, 0.1]]),
     ]
     two = (answer(1.0), answer(1.0))
     always = answer(1.0, loads=[["log", 3 << 20, 0.1, 0.5]])
     result = figures.cell(CELL, [Round(two, always, one) for one in auto])
-    assert result["decided"] == ["48/48 step", "0/48 none", "1/48 trial"]
+    assert result["decided"] == ["48/48 step", "0/48 none", "1/48 ahead"]
     assert result["auto_failed_blocks"] == 48
     assert result["always_failed_blocks"] == 0
     assert result["from_memory"] == 1

@@ -1,8 +1,7 @@
 """An engine and its tiers in virtual time, with costs that an oracle knows.
 
 1. A request is served as vLLM's direct path serves it: the load has its time limit, what did not
-   arrive is computed, and the decider sees the same measurements. Where steps may wait, declined
-   blocks are read again as well.
+   arrive is computed, and the decider sees the same measurements. Declined blocks are read again.
 2. Outcomes are exact. Only what is measured has noise, and a clock may be wrong.
 """
 
@@ -15,10 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dalsegno.integrations.common.deciding import Decision, Engine, LoadDecider, Wish
+from dalsegno.integrations.common.deciding import Decision, Engine, LoadDecider
 from dalsegno.integrations.common.rereads import MOST_BYTES, PART, behind
 from dalsegno.integrations.common.settings import StoreSettings
 from dalsegno.integrations.common.steps import StepTime, work_of
+from dalsegno.integrations.common.wishes import Wish
 from dalsegno.profiles import ComputePrior, Profile
 
 SETTINGS = StoreSettings(path=Path("/store"), keep_profile=False)
@@ -148,11 +148,8 @@ class Served:
 
     @property
     def is_late(self) -> bool:
-        """Whether it came later by more than the guard.
-
-        A trial is given up after the guard that the model predicts, which is off by some percent.
-        """
-        return self.late_s > self.guard_s * (1.1 if self.decision.is_trial else 1.001)
+        """Whether it came later by more than the guard."""
+        return self.late_s > self.guard_s * 1.001
 
     @property
     def agrees(self) -> bool:
@@ -224,7 +221,7 @@ class World:
         begin, waited_s, limit_s, is_whole = 0, 0.0, 0.0, True
         if decision.blocks:
             begin, waited_s, limit_s, is_whole = self._load(wish, decision)
-        if self.in_steps and decision.blocks < wish.blocks:
+        if decision.blocks < wish.blocks:
             self._read_again(behind(wish.runs, decision.blocks), computed_s)
         self._measure_steps(begin, prompt)
         first_token_s = waited_s + self.costs.compute(begin, prompt)
@@ -241,7 +238,7 @@ class World:
         load_s = self.costs.load(runs, decision.blocks)
         begin = decision.blocks * ENGINE.block_tokens
         step_s = self.costs.compute(begin, min(wish.prompt, begin + ENGINE.chunk))
-        limit_s, was_late = self.decides.limit_s(wish, decision, SETTINGS.load_timeout_s), False
+        limit_s, was_late = self.decides.limit_s(decision, SETTINGS.load_timeout_s), False
         taken_s, is_whole = min(load_s, limit_s), load_s <= limit_s
         waited_s = taken_s
         if decision.in_step:
@@ -305,6 +302,7 @@ class Queue(World):
             if waiting and len(self._loads) < self.SPACE:
                 wish = waiting.pop()
                 wish.waiting = len(waiting)
+                wish.longest = max((one.prompt for one in waiting), default=0)
                 decision = self.decides.decide(wish)
                 if decision.blocks:
                     self._loads.append(self._start(now, wish, decision))
@@ -341,7 +339,7 @@ class Queue(World):
             if taken:
                 own_s = self.costs.tiers[tier](taken * ENGINE.block_bytes)
                 ends_at = free[tier] = max(ends_at, free[tier]) + own_s
-        limit_s = self.decides.limit_s(wish, decision, SETTINGS.load_timeout_s)
+        limit_s = self.decides.limit_s(decision, SETTINGS.load_timeout_s)
         self._number += 1
         self.decides.begin_load(self._number, wish.runs, decision.blocks)
         is_whole = ends_at - now <= limit_s

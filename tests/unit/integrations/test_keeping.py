@@ -22,6 +22,7 @@ MIB = 1 << 20
 ENGINE = Engine(layers=32, block_bytes=MIB, block_tokens=16, chunk=512)
 PRIOR = ComputePrior(step_s=1e-9, token_s=1e-5, pair_s=1e-15, read_s=1e-15)
 SETTINGS = StoreSettings(path=Path("/store"))
+NOWHERE = Path("/nonexistent/profiles")
 SLOW, FAST = (1e-3, 100 * MIB), (1e-3, 1024 * MIB)
 
 
@@ -33,7 +34,7 @@ def kind(store: str = "/store", **other: str) -> dict[str, str]:
 class Rig:
     """An engine with a disk of a given speed, and a clock that is set by hand."""
 
-    def __init__(self, place: Path | None = None, disk: Any = SLOW, **how: Any) -> None:
+    def __init__(self, place: Path | None = NOWHERE, disk: Any = SLOW, **how: Any) -> None:
         self.now, self.probes, self.disk = 0.0, 0, disk
         store = how.pop("store", "/store")
         profile = Profile(kind(store), PRIOR, place, {"log": SLOW})
@@ -91,6 +92,11 @@ def test_a_disk_that_became_fast_is_found() -> None:
     assert rig.writes()
     assert rig.writes()
     assert rig.probes == 2
+    # What is old counts no longer.
+    rig.disk = SLOW
+    rig.now += 2 * keeping.PROBE_S
+    assert rig.writes()
+    assert not rig.writes()
 
 
 def test_loads_that_were_faster_than_the_probe_count() -> None:
@@ -104,7 +110,9 @@ def test_loads_that_were_faster_than_the_probe_count() -> None:
     assert rig.writes()
 
 
-@pytest.mark.parametrize("how", [{"has_far": True}, {"min_gain": 0.0}, {"disk": None}])
+@pytest.mark.parametrize(
+    "how", [{"has_far": True}, {"min_gain": 0.0}, {"disk": None}, {"place": None}]
+)
 def test_everything_is_written_if_nobody_can_know(how: dict[str, Any]) -> None:
     rig = Rig(**how)
     rig.learn()

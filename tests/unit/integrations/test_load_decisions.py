@@ -5,6 +5,7 @@ Each case serves random requests in virtual time and compares what came of them 
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import tracemalloc
@@ -26,9 +27,9 @@ from tests.unit.integrations.simulated_loads import (
 from dalsegno.integrations.common.deciding import GUARD_PART
 
 REQUESTS = 600
-# A tier that became faster is found by a trial, one in a hundred requests. The first ones may have
-# a prompt that is too short to say much.
-FOUND_AFTER = 300
+# A tier that became faster is found by reads for which nobody waits. The first ones may have a
+# prompt that is too short to say much.
+FOUND_AFTER = 30
 # After a change for the worse one load finds out. Then some steps are measured.
 SEEN_AFTER = 10
 AGREE = 0.95
@@ -86,7 +87,8 @@ def test_a_profile_of_a_slower_disk_is_corrected(*, seed: int, in_steps: bool) -
 def test_compute_that_becomes_100_times_faster_is_noticed(*, seed: int, in_steps: bool) -> None:
     engine = settled(seed, in_steps=in_steps)
     engine.costs.slower = 0.01
-    check(engine.serve(REQUESTS))
+    # Short prompts say little of how long ones compute: the first of these may be late as well.
+    check(engine.serve(REQUESTS), late=2)
 
 
 @each_world
@@ -110,11 +112,13 @@ def test_a_disk_that_hangs_costs_one_time_limit(*, seed: int, in_steps: bool) ->
 
 
 @each_world
-def test_each_of_two_tiers_may_cost_one_late_request(*, seed: int, in_steps: bool) -> None:
+def test_each_of_two_tiers_and_a_load_of_both_may_be_late_once(
+    *, seed: int, in_steps: bool
+) -> None:
     engine, tiers = world(seed, in_steps=in_steps), ("dram", "log")
     engine.serve(REQUESTS, tiers)
     engine.costs.tiers = {"dram": affine(1e-2, 3e8), "log": affine(2e-2, 3e8)}
-    check(engine.serve(REQUESTS, tiers), late=2)
+    check(engine.serve(REQUESTS, tiers), late=3)
 
 
 @pytest.mark.parametrize("wrong", [0.0, -1.0, 1e9, math.nan, math.inf])
@@ -151,7 +155,7 @@ def test_a_tier_whose_large_loads_are_slow_is_not_loaded_from_again_and_again(
         fast(min(size, WHOLE_BYTES)) + slow(max(0.0, size - WHOLE_BYTES))
     )
     # Small loads that are fast let a large one be tried again, each time after more of them.
-    check(engine.serve(2 * REQUESTS), late=10, agree=0.8)
+    check(engine.serve(2 * REQUESTS), late=12, agree=0.8)
 
 
 @pytest.mark.parametrize(("seed", "bytes_per_s"), [(1, 3e9), (2, 1e9), (3, 3e8)])
@@ -182,6 +186,7 @@ def test_memory_does_not_grow_with_requests() -> None:
         engine.serve(50, ("dram", "log"), waiting=1000)
         first, _ = tracemalloc.get_traced_memory()
         engine.serve(300, ("dram", "log"), waiting=1000)
+        gc.collect()
         last, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -9,9 +9,10 @@ from typing import Any
 
 import dalsegno
 from dalsegno import UnavailableError
-from dalsegno.integrations.common.deciding import Engine, LoadDecider, Wish
+from dalsegno.integrations.common.deciding import Engine, LoadDecider
 from dalsegno.integrations.common.rereads import IN_A_ROW, SELDOM, Rereads, behind
 from dalsegno.integrations.common.settings import StoreSettings
+from dalsegno.integrations.common.wishes import Wish
 from dalsegno.profiles import ComputePrior, Profile
 
 ENGINE = Engine(layers=1, block_bytes=4096, block_tokens=16, chunk=512)
@@ -67,12 +68,12 @@ def decider() -> LoadDecider:
 def test_a_quarter_is_read_one_read_at_a_time_and_seldom_in_the_end() -> None:
     decides, space = decider(), Space()
     rereads = Rereads(decides)
-    rereads.offer(space, CHAIN, RUNS, 0.001)
-    rereads.offer(space, CHAIN, RUNS, 0.001)
+    rereads.offer([space], CHAIN, RUNS, 0.001)
+    rereads.offer([space], CHAIN, RUNS, 0.001)
     assert space.asked == [(16, 0.05)]
     for _ in range(1000):
         space.reads[-1].end()
-        rereads.offer(space, CHAIN, RUNS, 1000.0)
+        rereads.offer([space], CHAIN, RUNS, 1000.0)
     # The second one found the first read under way.
     assert IN_A_ROW - 1 + 1000 // SELDOM - 1 <= len(space.asked) <= IN_A_ROW + 1000 // SELDOM
     assert space.asked[-1] == (16, 10.0)
@@ -80,7 +81,7 @@ def test_a_quarter_is_read_one_read_at_a_time_and_seldom_in_the_end() -> None:
     count = len(space.asked)
     for _ in range(3):
         space.reads[-1].end()
-        rereads.offer(space, CHAIN, RUNS, 1.0)
+        rereads.offer([space], CHAIN, RUNS, 1.0)
     assert len(space.asked) == count + 3
 
 
@@ -90,7 +91,7 @@ def test_what_was_read_is_learned_and_what_was_not_is_not() -> None:
     before = decides.model.explain()["log"]["measured"]
     for present, measured in ((False, 0), (True, 1)):
         space.present = present
-        rereads.offer(space, CHAIN, RUNS, 1.0)
+        rereads.offer([space], CHAIN, RUNS, 1.0)
         time.sleep(0.01)
         space.reads[-1].end()
         rereads.take()
@@ -102,9 +103,9 @@ def test_loads_that_somebody_waits_for_are_not_disturbed() -> None:
     decides, space = decider(), Space()
     rereads = Rereads(decides)
     decides.begin_load(1, RUNS, 64)
-    rereads.offer(space, CHAIN, RUNS, 1.0)
+    rereads.offer([space], CHAIN, RUNS, 1.0)
     assert not space.asked
-    rereads.offer(space, CHAIN, [("far", 64)], 1.0)
+    rereads.offer([space], CHAIN, [("far", 64)], 1.0)
     assert len(space.asked) == 1
 
 
@@ -114,9 +115,9 @@ def test_a_store_that_refuses_is_no_error() -> None:
             raise UnavailableError("closed")
 
     rereads, space = Rereads(decider()), Space()
-    rereads.offer(Closed(), CHAIN, RUNS, 1.0)
+    rereads.offer([Closed()], CHAIN, RUNS, 1.0)
     rereads.take()
-    rereads.offer(space, CHAIN, RUNS, 1.0)
+    rereads.offer([space], CHAIN, RUNS, 1.0)
     assert len(space.asked) == 1
 
 
@@ -141,7 +142,7 @@ def test_a_tier_that_became_fast_is_found_after_two_requests(tmp_path: Path) -> 
         for asked in range(10):  # noqa: B007 - used below
             if decides.decide(wish).blocks:
                 break
-            rereads.offer(space, CHAIN, RUNS, 1.0)
+            rereads.offer([space], CHAIN, RUNS, 1.0)
             until = time.monotonic() + 10
             while rereads._read is not None:
                 assert time.monotonic() < until

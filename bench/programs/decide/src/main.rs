@@ -10,7 +10,7 @@ use std::time::Instant;
 use clap::Parser;
 use dalsegno_core::BlockTier;
 use dalsegno_policy::first_token::{
-    ComputePrior, CostModel, Overlap, Question, Situation, StepWork, TierRun, TransferPrior,
+    Ahead, ComputePrior, CostModel, Others, Overlap, Question, Situation, StepWork, TierRun, TransferPrior,
 };
 use serde::Serialize;
 
@@ -54,7 +54,7 @@ fn learned() -> CostModel {
 
 #[expect(clippy::cast_precision_loss, reason = "far fewer blocks than 2^52")]
 fn figure(blocks: usize, runs: usize, calls: usize) -> Figure {
-    let mut model = learned();
+    let model = learned();
     let tier = |at: usize| if at % 2 == 0 { BlockTier::Dram } else { BlockTier::Log };
     let count = |at: usize| blocks * (at + 1) / runs - blocks * at / runs;
     let runs: Vec<TierRun> =
@@ -67,8 +67,8 @@ fn figure(blocks: usize, runs: usize, calls: usize) -> Figure {
         chunk: CHUNK,
         layers: 32.0,
         overlap: Overlap { most_blocks: blocks, most_copied: blocks / 8, most_wait_s: 0.05 },
-        backlog_s: 0.0,
-        waiting: 0.0,
+        ahead: Ahead { notice_s: 0.01, most_s: 10.0 },
+        others: Others { backlog_s: 0.0, waiting: 0.0 },
         guard_s: 0.005,
     };
     let situation = Situation { runs: &runs, block_bytes: BLOCK_BYTES, queued: [0.0; 3], question };

@@ -8,7 +8,8 @@
 //!
 //! # Two ways to load
 //!
-//! *Ahead*: the request waits for its blocks, and the engine computes others. *Overlapped*: a step waits for each layer
+//! *Ahead*: the request waits for its blocks, and the engine computes others. If it does, the request is computed after
+//! the step in which its load ends. *Overlapped*: a step waits for each layer
 //! of the blocks before it computes that layer. With `L` layers, a load of `r` seconds and a step of `c`, both uniform
 //! over the layers, the step ends after `max(r + c / L, r / L + c)`: either the last layer is computed after it has
 //! arrived, or the first one has arrived before all are computed.
@@ -24,6 +25,8 @@ const MOST_RUNS: usize = 16;
 /// A load inside a step may take so many times longer than predicted before the step gives it up: then everything is
 /// computed, far later than if the request had waited.
 const STEP_MARGIN: f64 = 1.25;
+/// Longer than any request is computed.
+const NEVER_S: f64 = 1e9;
 /// A plan must gain this part of the guard to be worth its trouble.
 const LEAST_GAIN: f64 = 0.2;
 
@@ -78,12 +81,30 @@ pub struct Question<'a> {
     pub layers: f64,
     /// For which blocks a step may wait.
     pub overlap: Overlap,
+    /// Loads for which the request waits.
+    pub ahead: Ahead,
+    /// Who else waits.
+    pub others: Others,
+    /// Seconds by which the first token may come later than the model predicts without anything being wrong.
+    pub guard_s: f64,
+}
+
+/// What is known of loads for which a request waits.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Ahead {
+    /// Seconds after its load until the request is computed: the rest of a step of others.
+    pub notice_s: f64,
+    /// Seconds after which a load is given up.
+    pub most_s: f64,
+}
+
+/// Other requests.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Others {
     /// Seconds that the engine computes for requests before this one.
     pub backlog_s: f64,
     /// Requests that wait behind this one.
     pub waiting: f64,
-    /// Seconds by which the first token may come later than the model predicts without anything being wrong.
-    pub guard_s: f64,
 }
 
 /// The blocks for which a step may wait.
@@ -143,8 +164,8 @@ pub fn choose(question: &Question<'_>, compute: &ComputeModel) -> LoadChoice {
     let nothing = question.better(compute, 0);
     let total: usize = question.runs.iter().map(|run| run.blocks).sum();
     let everything = question.better(compute, total);
-    let latest_s = nothing.first_token_s + question.backlog_s;
-    let cost = |plan: &LoadPlan| plan.first_token_s + question.waiting * plan.engine_s;
+    let latest_s = nothing.first_token_s + question.others.backlog_s;
+    let cost = |plan: &LoadPlan| plan.first_token_s + question.others.waiting * plan.engine_s;
     let mut best = nothing;
     let compare = |blocks: usize, best: &mut LoadPlan| {
         let plan = question.better(compute, blocks);
@@ -211,8 +232,8 @@ impl Question<'_> {
         let load_s = self.load_s(blocks);
         let from = self.end_of(blocks);
         let rest_s = compute.request_s(from, self.prompt, self.chunk);
-        let ahead =
-            LoadPlan { blocks, way: Way::Ahead, first_token_s: load_s + rest_s, engine_s: rest_s };
+        let ahead_s = if blocks == 0 { rest_s } else { self.ahead_s(load_s) + rest_s };
+        let ahead = LoadPlan { blocks, way: Way::Ahead, first_token_s: ahead_s, engine_s: rest_s };
         if blocks == 0 || blocks > self.overlap.most_blocks {
             return ahead;
         }
@@ -228,6 +249,14 @@ impl Question<'_> {
             return ahead;
         }
         LoadPlan { blocks, way: Way::Overlapped, first_token_s: all_s, engine_s: all_s }
+    }
+
+    /// The seconds for which a request waits for its blocks; more than any computing if the load would be given up.
+    fn ahead_s(&self, load_s: f64) -> f64 {
+        if load_s > self.ahead.most_s {
+            return NEVER_S;
+        }
+        load_s + self.ahead.notice_s
     }
 
     /// The first token behind so many leading blocks. The last token is computed in any case.

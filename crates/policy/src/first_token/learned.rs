@@ -9,7 +9,7 @@
 //! 4. Work that was given up has no time. Until other work was measured, a high prediction is longer than any
 //!    computing.
 
-use super::regression::Regression;
+use super::regression::{Regression, is_time};
 
 /// Predictions that are remembered.
 const KEPT: usize = 32;
@@ -89,7 +89,7 @@ impl<const TERMS: usize> Learned<TERMS> {
     /// Learns that work took so long.
     pub fn note(&mut self, terms: &[f64; TERMS], seconds: f64) {
         let expected = self.regression.time(terms);
-        if !(seconds.is_finite() && seconds > 0.0 && expected > 0.0) {
+        if !(is_time(seconds) && expected > 0.0) {
             self.regression.note(terms, seconds);
             return;
         }

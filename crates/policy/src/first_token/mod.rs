@@ -7,9 +7,9 @@ mod model;
 mod regression;
 mod transfer;
 
-pub use choice::{LargeRun, LoadChoice, Overlap, Question, Run, Way, choose};
+pub use choice::{Ahead, LargeRun, LoadChoice, Others, Overlap, Question, Run, Way, choose};
 pub use compute::{ComputeModel, ComputePrior, StepWork};
 pub use learned::Learned;
-pub use model::{CostModel, Reason, Situation, TierRun};
+pub use model::{CostModel, Situation, TierRun};
 pub use regression::Regression;
 pub use transfer::{LargeLoads, TransferModel, TransferPrior};

@@ -1,19 +1,12 @@
 //! What is known of one engine and its store: how fast it computes, and how fast each tier loads.
 //!
-//! 1. A tier that is not worth loading from is tried again: at most one request in a hundred loads a few blocks of it.
-//!    Who loads them gives up after the guard, so its first token comes later by no more than that.
-//! 2. The memory of a model does not grow.
+//! 1. The memory of a model does not grow.
 
 use dalsegno_core::BlockTier;
 
-use super::choice::{LargeRun, LoadChoice, Question, Run, Way, choose};
+use super::choice::{LargeRun, LoadChoice, Question, Run, choose};
 use super::compute::{ComputeModel, ComputePrior, StepWork};
 use super::transfer::{TransferModel, TransferPrior};
-
-/// Of so many requests one may explore.
-const REQUESTS_PER_TRIAL: u64 = 100;
-/// Trials that may be saved up while nothing has to be tried.
-const MOST_SAVED: u64 = 4;
 
 /// Consecutive blocks of a request that one tier has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,35 +30,18 @@ pub struct Situation<'a> {
     pub question: Question<'a>,
 }
 
-/// Why a choice was made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reason {
-    /// It is predicted to be the best.
-    Best,
-    /// To measure a tier again.
-    Trial,
-}
-
 /// The model of one engine.
 #[derive(Clone, Debug)]
 pub struct CostModel {
     compute: ComputeModel,
     tiers: [TransferModel; 3],
-    /// Requests that count towards the next trial.
-    requests: u64,
-    trials: u64,
 }
 
 impl CostModel {
     /// Starts with what is assumed.
     #[must_use]
     pub fn new(compute: ComputePrior, tiers: [TransferPrior; 3]) -> Self {
-        Self {
-            compute: ComputeModel::new(compute),
-            tiers: tiers.map(TransferModel::new),
-            requests: 0,
-            trials: 0,
-        }
+        Self { compute: ComputeModel::new(compute), tiers: tiers.map(TransferModel::new) }
     }
 
     /// Learns that a step took so many seconds. A step that waited for a load says nothing about computing.
@@ -76,6 +52,11 @@ impl CostModel {
     /// Learns that a load from one tier took so many seconds; see [`TransferModel::note`].
     pub fn note_load(&mut self, tier: BlockTier, bytes: f64, seconds: f64) {
         self.tiers[tier as usize].note(bytes, seconds);
+    }
+
+    /// Learns that a read for which nobody waited took so many seconds; see [`TransferModel::note_read`].
+    pub fn note_read(&mut self, tier: BlockTier, bytes: f64, seconds: f64) {
+        self.tiers[tier as usize].note_read(bytes, seconds);
     }
 
     /// Learns that a load from one tier was given up; see [`TransferModel::note_given_up`].
@@ -95,39 +76,11 @@ impl CostModel {
         &self.tiers[tier as usize]
     }
 
-    /// How many requests were used to measure tiers again.
-    #[must_use]
-    pub fn trials(&self) -> u64 {
-        self.trials
-    }
-
     /// Chooses how many leading blocks of a request to load.
-    pub fn choose(&mut self, situation: &Situation<'_>) -> (LoadChoice, Reason) {
+    #[must_use]
+    pub fn choose(&self, situation: &Situation<'_>) -> LoadChoice {
         let runs = self.timed(situation);
-        let question = Question { runs: &runs, ..situation.question };
-        let choice = choose(&question, &self.compute);
-        if runs.is_empty() {
-            return (choice, Reason::Best);
-        }
-        self.requests = (self.requests + 1).min(REQUESTS_PER_TRIAL * MOST_SAVED);
-        if choice.blocks == 0 && self.requests >= REQUESTS_PER_TRIAL {
-            self.requests -= REQUESTS_PER_TRIAL;
-            self.trials += 1;
-            return (self.trial(&question, choice), Reason::Trial);
-        }
-        (choice, Reason::Best)
-    }
-
-    /// As many blocks of the first run as are computed within the guard, at least one: a tier that is worth loading
-    /// from brings them in that time.
-    fn trial(&self, question: &Question<'_>, choice: LoadChoice) -> LoadChoice {
-        let mut blocks = question.runs.first().map_or(0, |run| run.blocks).max(1);
-        while blocks > 1 && question.saved_s(&self.compute, blocks) > question.guard_s {
-            blocks /= 2;
-        }
-        let first_token_s = choice.computed_s + question.guard_s;
-        let trial = LoadChoice { blocks, way: Way::Ahead, first_token_s, ..choice };
-        trial.of_blocks(question, &self.compute)
+        choose(&Question { runs: &runs, ..situation.question }, &self.compute)
     }
 
     /// The runs with the times of their tiers. What is queued for a tier delays the first run of it.

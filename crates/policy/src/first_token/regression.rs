@@ -5,7 +5,8 @@
 //! 3. The first measurement may be due to each term alone: a prior that is wrong by far is corrected.
 //! 4. What was measured long ago is forgotten as far as it is measured again. What is not measured stays known.
 //!    No coefficient becomes less certain than at the start.
-//! 5. The covariance stays symmetric: rounding errors would grow with each measurement.
+//! 5. Numbers stay finite: what would make them something else teaches nothing.
+//! 6. The covariance stays symmetric: rounding errors would grow with each measurement.
 
 /// The relative noise of a measurement that is assumed.
 const NOISE: f64 = 0.05;
@@ -50,9 +51,17 @@ impl<const TERMS: usize> Regression<TERMS> {
         &self.coefficients
     }
 
-    /// Learns that work took so long. Times that are not positive numbers teach nothing.
+    /// Learns that work took so long. What is no [time](is_time) teaches nothing.
     pub fn note(&mut self, terms: &[f64; TERMS], seconds: f64) {
-        if !(seconds.is_finite() && seconds > 0.0 && terms.iter().all(|term| term.is_finite())) {
+        let before = self.clone();
+        self.learn(terms, seconds);
+        if !self.is_finite() {
+            *self = before;
+        }
+    }
+
+    fn learn(&mut self, terms: &[f64; TERMS], seconds: f64) {
+        if !(is_time(seconds) && terms.iter().all(|term| term.is_finite())) {
             return;
         }
         let scaled = terms.map(|term| term / seconds);
@@ -87,6 +96,11 @@ impl<const TERMS: usize> Regression<TERMS> {
         self.project();
     }
 
+    fn is_finite(&self) -> bool {
+        let all = self.covariance.iter().flatten().chain(&self.coefficients);
+        all.chain(&self.first_variances).all(|one| one.is_finite())
+    }
+
     /// Scales the uncertainty of coefficients down to that of the start.
     fn bound(&mut self) {
         for at in 0..TERMS {
@@ -116,11 +130,15 @@ impl<const TERMS: usize> Regression<TERMS> {
 
     /// Multiplies all times, and learns from the next measurements as from the first ones.
     pub fn scale(&mut self, factor: f64) {
+        let before = self.clone();
         for (coefficient, variance) in self.coefficients.iter_mut().zip(&mut self.first_variances) {
             *coefficient *= factor;
             *variance = (*variance).max(*coefficient * *coefficient);
         }
         self.doubt();
+        if !self.is_finite() {
+            *self = before;
+        }
     }
 
     fn doubt(&mut self) {
@@ -129,6 +147,11 @@ impl<const TERMS: usize> Regression<TERMS> {
             self.covariance[at][at] = variance;
         }
     }
+}
+
+/// Whether work can have taken so many seconds: a positive number of less than some days.
+pub(super) fn is_time(seconds: f64) -> bool {
+    seconds > 0.0 && seconds < 1e6
 }
 
 fn dot<const TERMS: usize>(one: &[f64; TERMS], other: &[f64; TERMS]) -> f64 {

@@ -81,6 +81,10 @@ impl TransferModel {
     /// `bytes` are its own and those that were queued before it, as they take turns.
     pub fn note(&mut self, bytes: f64, seconds: f64) {
         self.note_size(bytes, seconds);
+        self.learn(bytes, seconds);
+    }
+
+    fn learn(&mut self, bytes: f64, seconds: f64) {
         self.learned.note(&[1.0, bytes], seconds);
         if let Some(proven) = &mut self.proven
             && seconds.is_finite()
@@ -90,6 +94,15 @@ impl TransferModel {
         {
             *proven = Proven { bytes, byte_s: seconds / bytes };
         }
+    }
+
+    /// Learns that a read for which nobody waited took so many seconds. It may be faster than loads are, which many do at
+    /// once, so it makes no large load certain: it only lets one be tried again.
+    pub fn note_read(&mut self, bytes: f64, seconds: f64) {
+        if let Some(doubt) = &mut self.doubt {
+            doubt.left = doubt.left.saturating_sub(1);
+        }
+        self.learn(bytes, seconds);
     }
 
     /// Learns that a load was given up. Until one is measured again, none is predicted to be worth it.

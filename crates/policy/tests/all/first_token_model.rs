@@ -1,8 +1,8 @@
 //! The model of compute learns the measured layers of an H200, and choices keep their promises for any costs.
 
 use dalsegno_policy::first_token::{
-    ComputeModel, ComputePrior, Overlap, Question, Run, StepWork, TransferModel, TransferPrior,
-    Way, choose,
+    Ahead, ComputeModel, ComputePrior, Others, Overlap, Question, Run, StepWork, TransferModel,
+    TransferPrior, Way, choose,
 };
 use proptest::prelude::*;
 
@@ -176,8 +176,8 @@ proptest! {
             chunk: f64::from(chunk),
             layers: 32.0,
             overlap: Overlap { most_blocks, most_copied, most_wait_s },
-            backlog_s: 0.0,
-            waiting: 0.0,
+            ahead: Ahead { notice_s: 0.0, most_s: f64::INFINITY },
+            others: Others { backlog_s: 0.0, waiting: 0.0 },
             guard_s: 0.005,
         };
         let choice = choose(&question, &ComputeModel::new(prior(factor)));

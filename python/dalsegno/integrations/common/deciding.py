@@ -1,7 +1,7 @@
 """Decides how many blocks of a request are loaded, and how, from measured costs.
 
 1. With the policy `auto`, the first token is predicted to come no later than if nothing was loaded,
-   but for the guard: a request that costs no more may measure a tier again.
+   and no load is chosen that would be given up.
 2. A step waits for blocks at most `max_wait_s` while it computes nothing, as predicted.
 3. Nothing here does I/O or waits.
 """
@@ -9,28 +9,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from dalsegno.integrations.common.settings import StoreSettings
 from dalsegno.integrations.common.steps import StepTime
+from dalsegno.integrations.common.wishes import TIERS, Runs, Wish, slowest_of
 from dalsegno.profiles import Profile
 
-TIERS = ("dram", "log", "far")
 # The part of a first token that the guard allows, if that is more than `load_guard_s`.
 GUARD_PART = 0.02
-# A step with fewer tokens decodes; so many others must have been measured before a step waits for
-# blocks that are read beside what it computes.
-PROMPT_TOKENS, FEW_STEPS = 64, 3
+# A step whose tokens attend to fewer others decodes, on average over all tokens that are read; so
+# many others must have been measured before a step waits for blocks that are read beside it.
+PROMPT_PAIRS, FEW_STEPS = 32, 3
 # A load is given up if it takes so many times longer than predicted, and at least `LEAST_LOAD_S`.
 PATIENCE, LEAST_LOAD_S = 4.0, 1.0
+# A load of several tiers is late by far if it takes so many times longer than all of them should.
+LATE = 1.5
 # With so many waiting requests, the first token of one may come later for the sake of all.
 BUSY = 4
 # Waiting requests that count as many as there can be, for the objective `throughput`.
 MANY_WAITING = 1_000_000
-
-Runs = Sequence[tuple[str, int]]
 
 
 @dataclass(frozen=True)
@@ -52,39 +52,6 @@ class Engine:
     max_wait_s: float = 0.0
 
 
-@dataclass
-class Wish:
-    """Blocks that a request could load.
-
-    Attributes:
-        runs: Their tiers, in order.
-        computed: Tokens that the engine has itself.
-        prompt: Tokens of the request.
-        most_copied: Leading blocks that may be copied inside a step, from places.
-        most_read: Leading blocks that may be read inside a step.
-        waiting: Requests that wait behind this one.
-        saved_s: Seconds of computing that loads have saved while this one waited: without them it
-            would still wait.
-        whole_bytes: Bytes of all blocks if only all of them or none can be loaded; else 0.
-        promised: Bytes by tier whose loads were promised to others and have not begun.
-    """
-
-    runs: Runs
-    computed: int
-    prompt: int
-    most_copied: int = 0
-    most_read: int = 0
-    waiting: int = 0
-    saved_s: float = 0.0
-    whole_bytes: int = 0
-    promised: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def blocks(self) -> int:
-        """How many there are."""
-        return sum(count for _, count in self.runs)
-
-
 @dataclass(frozen=True)
 class Decision:
     """What is loaded.
@@ -95,7 +62,6 @@ class Decision:
         load_s: Seconds that most such loads do not exceed.
         step_s: Seconds that the step behind them computes.
         saved_s: Seconds of computing that they save.
-        is_trial: Whether it measures a tier again.
     """
 
     blocks: int
@@ -103,7 +69,6 @@ class Decision:
     load_s: float = 0.0
     step_s: float = 0.0
     saved_s: float = 0.0
-    is_trial: bool = False
 
 
 @dataclass
@@ -148,10 +113,12 @@ class LoadDecider:
         self._settings, self.engine, self.profile = settings, engine, profile
         self.model: Any = profile.model()
         self._running: dict[int, _Running] = {}
+        # The read under way for which nobody waits: its bytes, by tier.
+        self._read: dict[str, int] = {}
         # Tiers whose last load inside a step was late.
         self._doubted: set[str] = set()
-        # Steps of prompts that were measured here.
-        self._steps = 0
+        # Steps of prompts that were measured here, and how long the last step took.
+        self._steps, self._last_step_s = 0, 0.0
 
     def decide(self, wish: Wish) -> Decision:
         """Decides what is loaded of what could be."""
@@ -166,8 +133,7 @@ class LoadDecider:
         blocks = wish.blocks * choice.blocks if wish.whole_bytes else choice.blocks
         in_step = choice.overlapped
         step_s = choice.step_s if in_step else 0.0
-        load_s, saved_s = choice.load_s, choice.saved_s
-        return Decision(blocks, in_step, load_s, step_s, saved_s, choice.is_trial)
+        return Decision(blocks, in_step, choice.load_s, step_s, choice.saved_s)
 
     @property
     def knows_steps(self) -> bool:
@@ -186,7 +152,7 @@ class LoadDecider:
         runs, block_bytes, block_tokens = wish.runs, engine.block_bytes, engine.block_tokens
         if wish.whole_bytes:
             # One large block.
-            runs, block_bytes = [(_slowest(wish.runs), 1)], wish.whole_bytes
+            runs, block_bytes = [(slowest_of(wish.runs), 1)], wish.whole_bytes
             block_tokens *= wish.blocks
         return self.model.choose(
             runs,
@@ -200,10 +166,18 @@ class LoadDecider:
             most_overlapped=max(wish.most_copied, wish.most_read),
             most_copied=wish.most_copied,
             most_wait_s=engine.max_wait_s,
+            most_load_s=self._settings.load_timeout_s,
+            notice_s=self._notice_s(wish),
             backlog_s=backlog_s,
             waiting=waiting,
             queued=tuple(self._queued(tier) + wish.promised.get(tier, 0) for tier in TIERS),
         )
+
+    def _notice_s(self, wish: Wish) -> float:
+        """Returns the seconds for which a request may wait for others after its load has ended."""
+        step_s = self._last_step_s if wish.is_beside else 0.0
+        others_s = self.model.request_s(0, wish.longest, self.engine.chunk) if wish.longest else 0.0
+        return float(max(step_s, others_s))
 
     def guard_s(self, wish: Wish) -> float:
         """Returns by how many seconds the first token of a request may come later."""
@@ -213,16 +187,13 @@ class LoadDecider:
         """Returns the seconds in which a request is computed."""
         return float(self.model.request_s(wish.computed, wish.prompt, self.engine.chunk))
 
-    def limit_s(self, wish: Wish, decided: Decision, most_s: float) -> float:
+    def limit_s(self, decided: Decision, most_s: float) -> float:
         """Returns the seconds after which a load is given up for which no step waits.
 
         Args:
-            wish: What could be loaded.
             decided: What is loaded.
             most_s: Most seconds of any load.
         """
-        if decided.is_trial:
-            return self.guard_s(wish)
         if self._settings.load_policy == "always":
             return most_s
         return min(most_s, max(LEAST_LOAD_S, PATIENCE * decided.load_s))
@@ -268,7 +239,7 @@ class LoadDecider:
     def sizes(self, wish: Wish, count: int) -> dict[str, int]:
         """Returns the bytes of so many leading blocks by tier."""
         if wish.whole_bytes and count:
-            return {_slowest(wish.runs): wish.whole_bytes}
+            return {slowest_of(wish.runs): wish.whole_bytes}
         return self._sizes(wish.runs, count)
 
     def _sizes(self, runs: Runs, count: int) -> dict[str, int]:
@@ -283,8 +254,9 @@ class LoadDecider:
         return sizes
 
     def _queued(self, tier: str) -> int:
-        """Returns the bytes of loads under way that a tier has to bring."""
-        return sum(one.sizes.get(tier, 0) for one in self._running.values())
+        """Returns the bytes of loads and reads under way that a tier has to bring."""
+        loads = sum(one.sizes.get(tier, 0) for one in self._running.values())
+        return loads + self._read.get(tier, 0)
 
     def begin_load(self, number: int, runs: Runs, count: int) -> None:
         """Notes that a load of so many leading blocks begins."""
@@ -312,9 +284,12 @@ class LoadDecider:
         for listener in listeners if is_whole else ():
             listener.load(running.sizes, seconds)
         sizes = {tier: running.queued[tier] + size for tier, size in running.sizes.items()}
-        # What one load had of several tiers is set against the slowest one of them.
+        # What one load had of several tiers is set against the one that should take longest. If it
+        # was late by far, the farthest one is to blame: nothing was heard of it.
         expected = {tier: self.model.load_s(tier, size) for tier, size in sizes.items()}
         slowest = max(expected, key=lambda tier: expected[tier])
+        if not is_whole or seconds > LATE * sum(expected.values()):
+            slowest = max(expected, key=TIERS.index)
         own_s = seconds - sum(expected[tier] for tier in expected if tier != slowest)
         if is_whole and own_s > 0:
             self.model.note_load(slowest, sizes[slowest], own_s)
@@ -326,60 +301,27 @@ class LoadDecider:
 
     def is_loading(self, tier: str) -> bool:
         """Whether loads under way have blocks of a tier."""
-        return self._queued(tier) > 0
+        return self._queued(tier) > self._read.get(tier, 0)
+
+    def begin_read(self, tier: str, size: int) -> None:
+        """Notes that so many bytes of a tier are read for which nobody waits; 0: none any more."""
+        self._read = {tier: size}
 
     def note_read(self, tier: str, size: int, seconds: float) -> None:
         """Learns how long a read of so many bytes took that nobody waited for."""
         if seconds > 0:
-            # It is smaller than a load, so it says too little to let a step wait again.
-            self.model.note_load(tier, size, seconds)
+            self.model.note_read(tier, size, seconds)
 
     def note_step(self, step: StepTime) -> None:
         """Learns how long a step took."""
         work = step.work
         for listener in listeners:
             listener.step(self.engine, step)
-        self._steps += work.tokens >= PROMPT_TOKENS
+        self._steps += work.pairs >= PROMPT_PAIRS * work.read
+        self._last_step_s = step.seconds
         self.model.note_step(work.tokens, work.pairs, work.read, step.seconds)
         self.profile.keep(self.model)
 
     def close(self) -> None:
         """Keeps what was learned for the next engine of the kind."""
         self.profile.save(self.model)
-
-
-def _slowest(runs: Runs) -> str:
-    """Returns the slowest tier of some blocks."""
-    return max((tier for tier, _ in runs), key=TIERS.index)
-
-
-def merged(runs_of_ranks: Sequence[Sequence[Any]], found: int) -> list[tuple[str, int]]:
-    """Returns the tiers of leading blocks: of each block the slowest one among the ranks.
-
-    Args:
-        runs_of_ranks: What `Namespace.locate` says for each rank. Blocks that have left meanwhile
-            count as read from the log.
-        found: How many blocks all ranks had.
-    """
-    ranks = [_ends(runs, found) for runs in runs_of_ranks]
-    places, slowest, begin = [0] * len(ranks), list[tuple[str, int]](), 0
-    while begin < found:
-        now = [ends[at] for ends, at in zip(ranks, places, strict=True)]
-        end = min(last for last, _ in now)
-        tier = max((tier for _, tier in now), key=TIERS.index)
-        if slowest and slowest[-1][0] == tier:
-            slowest[-1] = (tier, slowest[-1][1] + end - begin)
-        else:
-            slowest.append((tier, end - begin))
-        places = [at + (last == end) for at, (last, _) in zip(places, now, strict=True)]
-        begin = end
-    return slowest
-
-
-def _ends(runs: Sequence[Any], found: int) -> list[tuple[int, str]]:
-    """Returns where the runs of one rank end, with their tiers; the last one ends at `found`."""
-    ends, end = list[tuple[int, str]](), 0
-    for run in runs:
-        end = min(found, end + run["blocks"])
-        ends.append((end, run["tier"]))
-    return ends if end == found else [*ends, (found, "log")]

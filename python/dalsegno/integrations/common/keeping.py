@@ -6,16 +6,17 @@
 2. What is only assumed decides nothing: steps were measured, and the disk by loads, or by a probe a
    short time ago.
 3. With a far directory everything is written: another host may be slower, or its link faster.
-4. No call waits: another thread probes the disk.
+4. No call waits: other threads probe the disk, and read what other engines have learned.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from dalsegno import profiles
 from dalsegno.integrations.common import probe
@@ -24,10 +25,42 @@ from dalsegno.paths import SOCKET_PREFIX
 
 # Loads that show how fast the disk of a server is.
 FEW_LOADS = 3
-# How long a probe, and what other engines have learned, counts.
-PROBE_S, OTHERS_S = 600.0, 60.0
-# Profiles of other engines that are read.
-MOST_OTHERS = 64
+# After how many seconds the disk is probed again, and what other engines have learned is read
+# again. Both count for twice as long.
+PROBE_S, OTHERS_S = 300.0, 30.0
+# Profiles that are read. With more of them, a slower engine might be overlooked.
+MOST_OTHERS = 256
+
+T = TypeVar("T")
+
+
+class _Fresh(Generic[T]):
+    """Something that another thread finds out again and again."""
+
+    def __init__(
+        self, find: Callable[[], T | None], every_s: float, now: Callable[[], float]
+    ) -> None:
+        self._find, self._every_s, self._now = find, every_s, now
+        self._found: T | None = None
+        self._found_at, self._finding = -math.inf, threading.Lock()
+
+    def get(self) -> T | None:
+        """Returns what was found a short time ago; None if that is unknown."""
+        age_s = self._now() - self._found_at
+        if age_s >= self._every_s and self._finding.acquire(blocking=False):
+            try:
+                threading.Thread(target=self._renew, name="dalsegno-probe", daemon=True).start()
+            except RuntimeError:
+                # The process has too many threads.
+                self._finding.release()
+        return self._found if age_s < 2 * self._every_s else None
+
+    def _renew(self) -> None:
+        try:
+            self._found = self._find()
+            self._found_at = self._now()
+        finally:
+            self._finding.release()
 
 
 class SaveDecider:
@@ -56,22 +89,19 @@ class SaveDecider:
             measure: Returns the latency of a disk in s, and its bytes per second.
         """
         self._min_gain, self._loads, self._has_far = min_gain, loads, has_far
-        self._now, self._measure = now, measure
         self._place = loads.profile.engine.get("store", "")
-        self._probed: tuple[float, float] | None = None
-        self._probed_at, self._prober = -PROBE_S, threading.Lock()
-        self._others: list[Any] | None = None
-        self._others_at = -OTHERS_S
+        self._disk = _Fresh(lambda: measure(Path(self._place)), PROBE_S, now)
+        self._others = _Fresh(self._read_others, OTHERS_S, now)
         self.has_declined = False
 
     def writes(self, tokens: int) -> bool:
         """Whether the blocks of a prompt of so many tokens are written."""
         if not self._min_gain or not self._loads.knows_steps:
             return True
+        others = None if self._has_far() else self._others.get()
         loaded_s = self._loaded_s(tokens)
         if loaded_s is None or self._gain(self._loads.model, tokens, loaded_s) >= self._min_gain:
             return True
-        others = self._known()
         if others is None:
             return True
         if any(self._gain(other, tokens, loaded_s) >= self._min_gain for other in others):
@@ -102,44 +132,23 @@ class SaveDecider:
         expected_s = coefficients["latency_s"] + size * coefficients["byte_s"]
         if self._place.startswith(SOCKET_PREFIX):
             return expected_s if learned["measured"] >= FEW_LOADS else None
-        probed = self._probe()
+        probed = self._disk.get()
         if probed is None:
             return None
         latency_s, bytes_per_s = probed
         return float(min(expected_s, latency_s + size / bytes_per_s))
 
-    def _probe(self) -> tuple[float, float] | None:
-        """Returns what the disk has shown, and has it measured again if that is old."""
-        if self._now() - self._probed_at < PROBE_S:
-            return self._probed
-        if self._prober.acquire(blocking=False):
-            threading.Thread(target=self._measure_disk, name="dalsegno-probe", daemon=True).start()
-        return None
-
-    def _measure_disk(self) -> None:
-        try:
-            self._probed = self._measure(Path(self._place))
-            self._probed_at = self._now()
-        finally:
-            self._prober.release()
-
-    def _known(self) -> list[Any] | None:
+    def _read_others(self) -> list[Any] | None:
         """Returns what other engines of the model have learned that use the store.
 
-        None if other hosts use it.
+        None if that is unknown.
         """
-        if self._now() - self._others_at >= OTHERS_S:
-            self._others_at, self._others = (
-                self._now(),
-                None if self._has_far() else self._read_others(),
-            )
-        return self._others
-
-    def _read_others(self) -> list[Any]:
         own = self._loads.profile
         if own.path is None:
-            return []
-        files = sorted(own.path.parent.glob("*.json"))[:MOST_OTHERS]
+            return None
+        files = profiles.files(own.path.parent)
+        if len(files) > MOST_OTHERS:
+            return None
         known = [profiles.read(path) for path in files if path != own.path]
         same = ("model", "store", "block_bytes")
         return [

@@ -2,21 +2,24 @@
 
 So a tier that became fast is found again after a request or two, and none waits for it.
 
-1. One read at a time, of a quarter of the blocks and at most 64 MiB, each with a time limit.
+1. One read at a time, of a quarter of the blocks and at most 64 MiB, each with a time limit. All
+   workers' blocks are read at once, as loads do. Its bytes count as queued.
 2. Of the first 16 requests whose blocks were declined each is used, then one in 16, until blocks of
    the tier are loaded again.
-3. What was read goes nowhere. No call waits, and none raises.
+3. What was read goes nowhere: into memory that is kept for the next read. No call waits.
 """
 
 from __future__ import annotations
 
+import mmap
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dalsegno import DalsegnoError
-from dalsegno.integrations.common.deciding import LoadDecider, Runs
+from dalsegno.integrations.common.deciding import LoadDecider
+from dalsegno.integrations.common.wishes import Runs
 
 PART, MOST_BYTES = 4, 64 << 20
 # Requests in a row that are used, and of how many one is used then.
@@ -31,23 +34,21 @@ class _Read:
 
     Attributes:
         tier: What is measured.
-        size: Bytes.
-        count: Blocks.
-        transfer: The store's.
+        size: Bytes, of one worker.
+        transfers: The store's, one for each worker.
         started: In seconds of the monotonic clock.
-        ended: The same.
+        ends: The same, as far as they have ended.
     """
 
     tier: str
     size: int
-    count: int
-    transfer: Any
     started: float
-    ended: float = 0.0
+    transfers: list[Any] = field(default_factory=list)
+    ends: list[float] = field(default_factory=list)
 
     def note_end(self) -> None:
-        """Notes when it ended; called by a thread of the store."""
-        self.ended = time.monotonic()
+        """Notes that one has ended; called by a thread of the store."""
+        self.ends.append(time.monotonic())
 
 
 class Rereads:
@@ -61,6 +62,7 @@ class Rereads:
         """
         self._decider = decider
         self._read: _Read | None = None
+        self._memory = memoryview(b"")
         # Requests whose blocks of a tier were declined since some were loaded.
         self._declined: dict[str, int] = {}
 
@@ -69,11 +71,13 @@ class Rereads:
         for tier, _ in runs:
             self._declined.pop(tier, None)
 
-    def offer(self, namespace: Any, chain: Sequence[bytes], runs: Runs, computed_s: float) -> None:
+    def offer(
+        self, namespaces: Sequence[Any], chain: Sequence[bytes], runs: Runs, computed_s: float
+    ) -> None:
         """Reads some of the blocks that a request computes.
 
         Args:
-            namespace: Where they are.
+            namespaces: Where they are, one for each worker.
             chain: Their names, in prefix order.
             runs: Their tiers.
             computed_s: Seconds in which they are computed.
@@ -86,30 +90,44 @@ class Rereads:
         if self._decider.is_loading(tier):
             # It would measure, and delay, what others wait for.
             return
-        each = self._decider.engine.block_bytes
-        count = max(1, min(blocks, len(chain) // PART, MOST_BYTES // each))
+        each = max(space.block_bytes for space in namespaces)
+        most = MOST_BYTES // (each * len(namespaces))
+        count = max(1, min(blocks, len(chain) // PART, most))
         limit_s = min(max(computed_s, LEAST_S), MOST_S)
-        places = [bytearray(namespace.block_bytes) for _ in range(count)]
+        read = self._read = _Read(tier, count * each, time.monotonic())
+        places = self._places(count * len(namespaces), each)
         try:
-            transfer = namespace.submit_get(chain[:count], places, timeout_s=limit_s)
-            self._read = _Read(tier, count * each, count, transfer, time.monotonic())
-            transfer.on_end(self._read.note_end)
+            for number, space in enumerate(namespaces):
+                own = places[number * count : (number + 1) * count]
+                own = [place[: space.block_bytes] for place in own]
+                transfer = space.submit_get(chain[:count], own, timeout_s=limit_s)
+                read.transfers.append(transfer)
+                transfer.on_end(read.note_end)
         except DalsegnoError:
             # There is nothing to learn from a store that is closed or full of work.
-            self._read = None
+            read.size = 0
+        self._decider.begin_read(tier, read.size)
+
+    def _places(self, count: int, each: int) -> list[memoryview]:
+        """Returns memory for so many blocks. It is mapped and not written, which takes no time."""
+        if self._memory.nbytes < count * each:
+            self._memory = memoryview(mmap.mmap(-1, count * each))
+        return [self._memory[at * each : (at + 1) * each] for at in range(count)]
 
     def take(self) -> None:
         """Learns from a read that has ended."""
         read = self._read
-        if read is None or not read.transfer.done():
+        if read is None or not all(one.done() for one in read.transfers):
             return
         self._read = None
+        self._decider.begin_read(read.tier, 0)
         try:
-            is_whole = all(read.transfer.result()) and not read.transfer.throttled
+            results = [(one.result(), one.throttled) for one in read.transfers]
         except DalsegnoError:
             return
-        if is_whole:
-            ended = read.ended or time.monotonic()
+        if read.size and all(all(done) and not throttled for done, throttled in results):
+            has_ended = len(read.ends) == len(read.transfers)
+            ended = max(read.ends) if has_ended else time.monotonic()
             self._decider.note_read(read.tier, read.size, ended - read.started)
 
 

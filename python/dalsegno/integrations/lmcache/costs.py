@@ -5,7 +5,8 @@ the last one of its model.
 
 1. A lookup loads unless that is predicted to be slower than computing by more than the guard. What
    is not known is loaded: the model, the tier, or how fast the engine computes.
-2. One of 100 lookups that should be declined loads, and measures the tier again.
+2. While a prompt is computed that was declined, some objects of the last lookup with hits are read
+   again: so a tier that became fast is found (`rereads.py`).
 3. Nothing here waits for a disk, but for a profile, which is read at most once a minute.
 """
 
@@ -21,13 +22,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dalsegno import profiles
-from dalsegno.integrations.common.deciding import Engine, LoadDecider, Wish
+from dalsegno.integrations.common.deciding import Engine, LoadDecider
+from dalsegno.integrations.common.rereads import Rereads
+from dalsegno.integrations.common.wishes import Wish, merged
 from dalsegno.integrations.lmcache.meter import Meter
 from dalsegno.integrations.lmcache.settings import AdapterSettings
 from dalsegno.integrations.lmcache.spaces import Space
 
-# One of so many lookups that should be declined measures a tier.
-TRIAL_EVERY = 100
+# Objects of the last lookup with hits that are remembered.
+MOST_OBJECTS = 64
 # How often a profile is looked for, in seconds, until there is one.
 SEARCH_EVERY_S = 60.0
 # Tokens that a step of the engine computes at most, if the profile does not say.
@@ -47,10 +50,14 @@ class Seen(NamedTuple):
     Attributes:
         tier: Where most of its bytes were.
         chunk_bytes: Bytes of a chunk of tokens, for all ranks.
+        namespace: Where some of its objects are.
+        hashes: Their names, in prefix order.
     """
 
     tier: str
     chunk_bytes: float
+    namespace: Any
+    hashes: Sequence[bytes]
 
 
 @dataclass(frozen=True)
@@ -102,7 +109,7 @@ class LoadCosts:
         self._decider: LoadDecider | None = None
         self._known: Mapping[str, Any] = {}
         self._searched_at: float | None = None
-        self._declined = 0
+        self._rereads: Rereads | None = None
         self.is_used = False
         opened.add(self)
 
@@ -122,7 +129,10 @@ class LoadCosts:
                 sizes[tier] = sizes.get(tier, 0) + size
         if not sizes:
             return
-        seen = Seen(max(sizes, key=lambda tier: sizes[tier]), sum(sizes.values()) / chunks)
+        tier = max(sizes, key=lambda tier: sizes[tier])
+        space, hashes = max(found, key=lambda one: len(one[1]))
+        each = sum(sizes.values()) / chunks
+        seen = Seen(tier, each, space.namespace, hashes[:MOST_OBJECTS])
         with self._lock:
             self._seen.pop(model, None)
             self._seen[model] = seen
@@ -134,6 +144,8 @@ class LoadCosts:
         with self._lock:
             if self._decider is not None and sizes:
                 self._decider.begin_bytes(number, sizes)
+                if self._rereads is not None:
+                    self._rereads.note_loaded(list(sizes.items()))
 
     def end(self, number: int, seconds: float, *, is_whole: bool) -> None:
         """Learns how long a load took."""
@@ -148,11 +160,11 @@ class LoadCosts:
             return True
         with self._lock:
             decider, seen = self._find(asked.model), self._seen.get(asked.model)
+            if self._rereads is not None:
+                self._rereads.take()
             if decider is None or seen is None or not self._is_slower(decider, seen, asked):
                 return True
-            self._declined += 1
-            if self._declined % TRIAL_EVERY == 0:
-                return True
+            self._read_again(decider, seen, asked)
         self._meter.count(load_declined=1)
         return False
 
@@ -170,6 +182,14 @@ class LoadCosts:
         )
         wish = Wish([(seen.tier, chunks)], begin * asked.chunk_tokens, asked.tokens)
         return decider.loss_s(wish) > decider.guard_s(wish)
+
+    def _read_again(self, decider: LoadDecider, seen: Seen, asked: Asked) -> None:
+        """Measures the tier while the prompt is computed."""
+        if self._rereads is None:
+            self._rereads = Rereads(decider)
+        runs = merged([seen.namespace.locate(seen.hashes)], len(seen.hashes))
+        wish = Wish([(seen.tier, 1)], asked.computed, asked.tokens)
+        self._rereads.offer([seen.namespace], seen.hashes, runs, decider.computed_s(wish))
 
     def _find(self, model: str) -> LoadDecider | None:
         """Returns what decides for a model; None as long as no profile is found for it."""
@@ -217,6 +237,6 @@ def found(given: str) -> dict[str, Any]:
     """
     if given.endswith(".json"):
         return profiles.read(Path(given).expanduser())
-    files = [profiles.read(path) for path in sorted(profiles.folder().glob("*.json"))]
-    of_model = [one for one in files if one and one["engine"].get("model") == given]
-    return max(of_model, key=lambda one: float(one.get("saved_at", 0.0)), default={})
+    found = [profiles.read(path) for path in profiles.files(profiles.folder())]
+    of_model = [one for one in found if one and one["engine"].get("model") == given]
+    return max(of_model, key=lambda one: float(one["saved_at"]), default={})

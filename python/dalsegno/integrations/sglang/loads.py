@@ -6,8 +6,7 @@ on a third one.
 1. The lock is never held during I/O.
 2. A load is under way only while it runs. A page that was promised and is never asked for (another
    rank has fewer, the request was aborted) counts as queued for a few seconds.
-3. No request waits so that a tier is measured again (`rereads.py`). A trial would be of no use:
-   SGLang drops a hit of few pages, and other ranks do not try when this one does.
+3. No request waits so that a tier is measured again (`rereads.py`).
 4. Where steps cannot be measured, whatever hits is loaded. What fails here never fails a load.
 """
 
@@ -22,9 +21,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from dalsegno.integrations.common.deciding import TIERS, LoadDecider, Runs, Wish, merged
+from dalsegno.integrations.common.deciding import LoadDecider
 from dalsegno.integrations.common.rereads import Rereads
 from dalsegno.integrations.common.steps import StepTime
+from dalsegno.integrations.common.wishes import TIERS, Runs, Wish, merged
 from dalsegno.integrations.sglang import costs, steps
 from dalsegno.integrations.sglang.pools import PoolPages
 from dalsegno.integrations.sglang.settings import HiCacheSettings
@@ -163,7 +163,7 @@ class Loads:
                 self._rereads.take()
                 if taken < found:
                     rest, computed_s = _part(runs, taken, found), decider.computed_s(wish)
-                    self._rereads.offer(space, hashes[taken:found], rest, computed_s)
+                    self._rereads.offer([space], hashes[taken:found], rest, computed_s)
             return taken
 
         return self._safely(decide, found)
@@ -201,11 +201,13 @@ class Loads:
             (chain.first + chain.pages + len(hashes)) * tokens + 1,
             waiting=steps.waiting(),
             promised=promised,
+            is_beside=steps.is_computing(),
+            longest=steps.longest(),
         )
         decided = decider.decide(wish)
-        taken = 0 if decided.is_trial else max(0, decided.blocks - chain.pages)
+        taken = max(0, decided.blocks - chain.pages)
         if taken:
-            limit_s = decider.limit_s(wish, decided, self._settings.load_timeout_s)
+            limit_s = decider.limit_s(decided, self._settings.load_timeout_s)
             self._promise(hashes[:taken], runs, limit_s)
             if taken == len(hashes) and taken % BATCH_PAGES == 0:
                 self._chain = _Chain(chain.first, list(wish.runs), own, hashes[-1])

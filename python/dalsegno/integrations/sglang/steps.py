@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import sys
 import time
@@ -27,6 +28,7 @@ from dalsegno.integrations.common.steps import (
     StepWork,
     work_of,
 )
+from dalsegno.integrations.common.wishes import NEXT
 
 logger = logging.getLogger("sglang.dalsegno")
 
@@ -64,6 +66,7 @@ class StepWatch:
     Attributes:
         is_registered: Whether SGLang knows the hooks.
         waiting: Requests that waited when the last step began or ended.
+        longest: Tokens of the longest of those that wait next.
         listeners: What learns from the steps, as long as it lives.
     """
 
@@ -73,7 +76,7 @@ class StepWatch:
         Args:
             now: Seconds, monotonic.
         """
-        self.is_registered, self.waiting = False, 0
+        self.is_registered, self.waiting, self.longest = False, 0, 0
         self.listeners: weakref.WeakSet[Any] = weakref.WeakSet()
         self._clock = StepClock(now)
         # Numbers of the steps that the clock measures.
@@ -88,7 +91,7 @@ class StepWatch:
             batch: What it computes.
         """
         number, work = scheduler.forward_ct + 1, work_of_batch(batch)
-        self.waiting = len(scheduler.waiting_queue)
+        self._look(scheduler)
         self._numbers.append(number)
         self._clock.begin(work)
 
@@ -100,7 +103,7 @@ class StepWatch:
             batch: What it computed, or a copy of it.
         """
         number, step = batch.forward_iter, None
-        self.waiting = len(scheduler.waiting_queue)
+        self._look(scheduler)
         is_next = bool(self._numbers) and self._numbers[0] == number
         while self._numbers and self._numbers[0] <= number:
             self._numbers.popleft()
@@ -108,6 +111,17 @@ class StepWatch:
         if step is not None and is_next:
             for one in list(self.listeners):
                 one.note_step(step)
+
+    def _look(self, scheduler: Any) -> None:
+        """Notes who waits."""
+        self.waiting = len(scheduler.waiting_queue)
+        first = itertools.islice(scheduler.waiting_queue, NEXT)
+        self.longest = max((len(one.origin_input_ids) for one in first), default=0)
+
+    @property
+    def is_computing(self) -> bool:
+        """Whether a step has begun and not ended."""
+        return bool(self._numbers)
 
     def fail(self, error: Exception) -> None:
         """Forgets the steps that run, after an exception; logs the first one."""
@@ -155,6 +169,16 @@ def are_seen() -> bool:
 def waiting() -> int:
     """Returns how many requests wait for a step."""
     return _watch.waiting
+
+
+def longest() -> int:
+    """Returns the tokens of the longest request of those that wait next."""
+    return _watch.longest
+
+
+def is_computing() -> bool:
+    """Returns whether a step has begun and not ended."""
+    return _watch.is_computing
 
 
 def _before_step(*args: Any, **kwargs: Any) -> None:

@@ -25,9 +25,11 @@ from typing import Any
 from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
-from dalsegno.integrations.common.deciding import Engine, LoadDecider, Wish, merged
+from dalsegno.integrations.common.deciding import Engine, LoadDecider
 from dalsegno.integrations.common.opening import Opened
+from dalsegno.integrations.common.rereads import Rereads, behind
 from dalsegno.integrations.common.steps import StepClock, StepWork, work_of
+from dalsegno.integrations.common.wishes import Wish, longest, merged
 from dalsegno.integrations.vllm import compat, costs, spaces
 from dalsegno.integrations.vllm.calls import Calls
 from dalsegno.integrations.vllm.direct import choice
@@ -53,14 +55,12 @@ class Advice:
         timeout_s: Seconds after which a load is given up; None: as every load.
         borders: End tokens of runs of blocks, and their tiers.
         saved_s: Seconds of computing that loading saves, until they are counted.
-        is_trial: Whether a tier is measured again.
     """
 
     limit: float = math.inf
     timeout_s: float | None = None
     borders: Sequence[tuple[int, str]] = ()
     saved_s: float = 0.0
-    is_trial: bool = False
 
     def tier(self, position: int) -> str:
         """Returns the tier of the block that ends at a token."""
@@ -129,11 +129,15 @@ class LoadAdviser:
         self._settings, self._config, self._row_bytes = settings, config, row_bytes
         self._meter, self._calls = meter, calls
         self._decider: LoadDecider | None = None
+        self._rereads: Rereads | None = None
+        # The requests of the last step.
+        self._running: set[str] = set()
         self._groups = Groups()
         self._clock = StepClock()
         self._why, self._has_logged = _NO_STEPS, False
-        # Requests that have no blocks yet, and seconds of computing that loads have saved so far.
-        self._waiting: set[str] = set()
+        # Requests that have no blocks yet, with their tokens (0: not known), and seconds of
+        # computing that loads have saved so far.
+        self._waiting: dict[str, int] = {}
         self._saved_s = 0.0
         # Of requests whose loads are decided and have not begun, the bytes by tier.
         self._promised: dict[str, dict[str, int]] = {}
@@ -163,19 +167,29 @@ class LoadAdviser:
             spaces.place(self._settings, config),
             path="tiered",
         )
-        self._groups, self._why = groups, ""
+        self._groups, self._why, self._rereads = groups, "", Rereads(self._decider)
+
+    def expect(self, request_id: str, tokens: int) -> None:
+        """Notes how many tokens a request has that is about to come."""
+        if self._decider is not None:
+            self._waiting[request_id] = tokens
 
     def arrive(self, request_id: str, state: RequestState) -> None:
         """Notes that a request waits from now on."""
         if self._decider is not None:
             self._promised.pop(request_id, None)
-            self._waiting.add(request_id)
+            self._waiting.setdefault(request_id, 0)
             state.saved_s = self._saved_s
 
     def leave(self, request_id: str) -> None:
         """Notes that a request does not wait any more."""
-        self._waiting.discard(request_id)
+        self._waiting.pop(request_id, None)
         self._promised.pop(request_id, None)
+
+    def finish(self, request_id: str) -> None:
+        """Notes that a request has ended."""
+        self.leave(request_id)
+        self._running.discard(request_id)
 
     def may_load(
         self, opened: Opened | None, key: bytes, request_id: str, state: RequestState
@@ -215,7 +229,27 @@ class LoadAdviser:
             self._decline(sum(count for _, count in runs) * len(chains))
             return Advice(computed if policy == "never" else math.inf)
         wish = Wish(runs, computed, (state.position(keys[-1]) or 0) + 1)
-        return self._advise(self._decider, wish, chains, request_id, state)
+        advice = self._advise(self._decider, wish, chains, request_id, state)
+        if advice.limit < math.inf and policy == "auto":
+            self._read_again(opened, chains[0], wish, advice, state)
+        return advice
+
+    def _read_again(
+        self,
+        opened: Opened | None,
+        keys: Sequence[bytes],
+        wish: Wish,
+        advice: Advice,
+        state: RequestState,
+    ) -> None:
+        """Measures a tier with blocks that are not loaded, while they are computed."""
+        if self._rereads is None or self._decider is None or opened is None:
+            return
+        taken = sum((state.position(key) or 0) <= advice.limit for key in keys[: wish.blocks])
+        if taken < wish.blocks:
+            namespace, names = address(opened, keys[taken : wish.blocks], state)
+            rest, computed_s = behind(wish.runs, taken), self._decider.computed_s(wish)
+            self._rereads.offer([namespace], names, rest, computed_s)
 
     def _advise(
         self,
@@ -227,8 +261,10 @@ class LoadAdviser:
     ) -> Advice:
         """Returns what is loaded of the leading blocks of some chains."""
         ends = [state.position(key) or 0 for key in chains[0][: wish.blocks]]
-        wish.waiting = len(self._waiting - {request_id})
+        wish.waiting = len(self._waiting) - (request_id in self._waiting)
+        wish.longest = longest(self._waiting, request_id)
         wish.saved_s = self._saved_s - state.saved_s
+        wish.is_beside = bool(self._running - {request_id})
         wish.promised = sum(map(Counter, self._promised.values()), Counter[str]())
         if not self._groups.are_equal:
             wish.whole_bytes = self._row_bytes * self._groups.rows(ends[-1] - wish.computed)
@@ -243,10 +279,9 @@ class LoadAdviser:
             borders.append((ends[count - 1], tier))
         return Advice(
             math.inf if decided.blocks == wish.blocks else ends[decided.blocks - 1],
-            decider.limit_s(wish, decided, self._settings.load_timeout_s),
+            decider.limit_s(decided, self._settings.load_timeout_s),
             borders,
             decided.saved_s,
-            decided.is_trial,
         )
 
     def _others(self, number: int, computed: int, state: RequestState) -> list[list[bytes]]:
@@ -282,8 +317,9 @@ class LoadAdviser:
         for key in job.keys:
             tier = advice.tier(state.position(key) or 0)
             sizes[tier] = sizes.get(tier, 0) + self._row_bytes
-        job.is_trial = advice.is_trial
         self._decider.begin_bytes(job.job_id, sizes)
+        if self._rereads is not None:
+            self._rereads.note_loaded(list(sizes.items()))
         self._saved_s += advice.saved_s
         advice.saved_s = 0.0
         job.watch()
@@ -314,13 +350,16 @@ class LoadAdviser:
         if self._decider is not None:
             # A step begins whatever goes wrong, as it will end.
             self._clock.begin(self._calls.safely("begin_step", lambda: _work(output), None))
-            for request_id in output.num_scheduled_tokens:
+            self._running = set(output.num_scheduled_tokens)
+            for request_id in self._running:
                 self.leave(request_id)
 
     def end_step(self) -> None:
         """Learns how long the oldest step took that has not ended."""
         if (decider := self._decider) is not None and (step := self._clock.end()) is not None:
             self._calls.safely("end_step", lambda: decider.note_step(step), None)
+        if (rereads := self._rereads) is not None:
+            self._calls.safely("end_step", rereads.take, None)
 
     def close(self) -> None:
         """Keeps what was learned for the next engine of the kind."""

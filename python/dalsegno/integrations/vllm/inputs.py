@@ -215,7 +215,7 @@ def watch_requests(connector: type, tier_class: type) -> None:
 
     Args:
         connector: vLLM's `OffloadingConnector`; it is changed once per process.
-        tier_class: The class of tiers that get the result, by `admit` or `bypass`.
+        tier_class: The class of tiers that get the result, by `admit` or `bypass`, and its length.
     """
     call: Callable[..., Any] = vars(connector)["on_new_request"]
     if getattr(call, _MARK, False):
@@ -251,6 +251,7 @@ def _admit(tier: Any, request: Any, vllm_config: Any) -> None:
         tier.bypass(request.request_id, str(error))
     else:
         tier.admit(request.request_id, content)
+    tier.adviser.expect(request.request_id, getattr(request, "num_tokens", 0))
 
 
 class Refusals:

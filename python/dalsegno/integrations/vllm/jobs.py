@@ -40,7 +40,6 @@ class Job(Batch[Part]):
         moving_bytes: Bytes in flight.
         kept: Keys of blocks that are in the store, or of a load in their rows.
         failed: Whether something failed when it was started.
-        is_trial: Whether it measures a tier and may be given up: that says nothing of its blocks.
         ends: When its transfers ended, as far as that was asked for.
     """
 
@@ -51,7 +50,6 @@ class Job(Batch[Part]):
     moving_bytes: int = 0
     kept: list[bytes] = field(default_factory=list)
     failed: bool = False
-    is_trial: bool = False
     ends: list[float] = field(default_factory=list)
 
     def watch(self) -> None:

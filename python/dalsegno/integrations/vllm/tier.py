@@ -146,7 +146,7 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         """Notes that its prompt was used, and forgets the request; jobs may still be in flight."""
         state = self._requests.pop(req_context.req_id, None)
         self._use("on_request_finished", state)
-        self.adviser.leave(req_context.req_id)
+        self.adviser.finish(req_context.req_id)
         if state is not None:
             self._announce_loaded(state)
 

@@ -272,7 +272,7 @@ class Mover:
 
         job.report(
             lambda part, result: done.extend(
-                self._loaded(part, result, job) if job.is_load else self._stored(part, result, job)
+                self._loaded(part, result) if job.is_load else self._stored(part, result, job)
             ),
             lambda part: self._throttle(job, len(part.keys)),
             failed,
@@ -296,10 +296,10 @@ class Mover:
             transfer_bytes=len(done) * self._rows.row_bytes,
         )
 
-    def _loaded(self, part: Part, report: list[bool], job: Job) -> list[bytes]:
+    def _loaded(self, part: Part, report: list[bool]) -> list[bytes]:
         """Returns the keys whose row holds its block."""
         done = [key for key, there in zip(part.keys, report, strict=True) if there]
-        if len(done) < len(part.keys) and not job.is_trial:
+        if len(done) < len(part.keys):
             loaded = set(done)
             self.gate.note_failed(key for key in part.keys if key not in loaded)
         self._meter.count("loaded_blocks", len(done))

@@ -12,8 +12,10 @@ from typing import Any
 
 from vllm.platforms import current_platform
 
-from dalsegno.integrations.common.deciding import Engine, LoadDecider, Wish, merged
+from dalsegno.integrations.common.deciding import Engine, LoadDecider
 from dalsegno.integrations.common.rereads import Rereads, behind
+from dalsegno.integrations.common.steps import StepTime
+from dalsegno.integrations.common.wishes import Wish, longest, merged
 from dalsegno.integrations.vllm import costs
 from dalsegno.integrations.vllm.direct import choice
 from dalsegno.integrations.vllm.direct.requests import DirectRequest, Offer
@@ -32,7 +34,8 @@ class Offers:
     Attributes:
         decider: Decides how many blocks are loaded.
         can_take_back: Whether blocks can be taken out of vLLM's own cache.
-        waiting: The requests that have no blocks yet.
+        waiting: The requests that have no blocks yet, with their tokens.
+        running: The requests of the last step.
     """
 
     def __init__(
@@ -48,7 +51,8 @@ class Offers:
         """
         self._settings, self.decider, self._meter = settings, decider, meter
         self._in_steps, self.can_take_back = in_steps, False
-        self.waiting: set[str] = set()
+        self.waiting: dict[str, int] = {}
+        self.running: set[str] = set()
         self._rereads = Rereads(decider)
         # Seconds of computing that loads have saved so far.
         self._saved_s = 0.0
@@ -74,8 +78,8 @@ class Offers:
             state.declined = True
             self._meter.count("load_declined_blocks", count - taken)
             if self._settings.load_policy == "auto":
-                namespace, computed_s = next(iter(ranks.values())), self.decider.computed_s(wish)
-                self._rereads.offer(namespace, chain[taken:], behind(runs, taken), computed_s)
+                rest, computed_s = behind(runs, taken), self.decider.computed_s(wish)
+                self._rereads.offer(list(ranks.values()), chain[taken:], rest, computed_s)
         return offer
 
     def _wish(
@@ -84,8 +88,11 @@ class Offers:
         """Returns what a request could load."""
         each = self.decider.engine.block_tokens
         wish = Wish(runs, first * each, state.request.num_tokens)
-        wish.waiting = len(self.waiting - {state.request.request_id})
+        name = state.request.request_id
+        wish.waiting = len(self.waiting) - (name in self.waiting)
+        wish.longest = longest(self.waiting, name)
         wish.saved_s = self._saved_s - state.saved_s
+        wish.is_beside = bool(self.running - {name})
         if self._in_steps and self.can_take_back:
             if self.decider.knows_steps:
                 wish.most_read = min(ranks.most_by_layer, wish.blocks)
@@ -102,9 +109,8 @@ class Offers:
         most_s, delay_s = self._settings.load_timeout_s, self._settings.max_step_load_s
         offer = Offer(first, decided.blocks, LoadWay.AHEAD, most_s, runs=wish.runs)
         offer.saved_s = decided.saved_s
-        if decided.is_trial or not decided.in_step:
-            offer.timeout_s = self.decider.limit_s(wish, decided, most_s)
-            offer.is_trial = decided.is_trial
+        if not decided.in_step:
+            offer.timeout_s = self.decider.limit_s(decided, most_s)
             return offer
         if decided.blocks <= wish.most_copied:
             chain = state.names[first : first + decided.blocks]
@@ -139,8 +145,23 @@ class Offers:
 
     def arrive(self, state: DirectRequest) -> None:
         """Notes that a request waits from now on."""
-        self.waiting.add(state.request.request_id)
+        self.waiting[state.request.request_id] = state.request.num_tokens
         state.saved_s = self._saved_s
+
+    def begin_request(self, request_id: str) -> None:
+        """Notes that a request does not wait any more."""
+        self.waiting.pop(request_id, None)
+
+    def leave(self, request_id: str) -> None:
+        """Notes that a request has ended."""
+        self.begin_request(request_id)
+        self.running.discard(request_id)
+
+    def note_steps(self, steps: Sequence[StepTime]) -> None:
+        """Learns how long steps took."""
+        self._rereads.take()
+        for step in steps:
+            self.decider.note_step(step)
 
     def begin(self, number: int, offer: Offer, count: int) -> None:
         """Notes that a promise is kept: a load begins.
@@ -151,8 +172,7 @@ class Offers:
             count: How many blocks are loaded.
         """
         self.decider.begin_load(number, offer.runs, count)
-        if not offer.is_trial:
-            self._rereads.note_loaded(offer.runs)
+        self._rereads.note_loaded(offer.runs)
         self._saved_s += offer.saved_s
 
 

@@ -149,7 +149,7 @@ class PlannedLoads:
         failed = job.chain[planned.loaded : planned.loaded + 1]
         # A load inside a step has little time, and one that did not begin has no fault: they say
         # nothing about their blocks.
-        says_nothing = job.is_in_step or job.is_trial or planned.was_refused
+        says_nothing = job.is_in_step or planned.was_refused
         is_bad = not says_nothing and number > self.void_up_to
         if is_bad and len(self._failing) < MOST_FAILING:
             self._failing.update((name, now + self._pause_s) for name in failed)

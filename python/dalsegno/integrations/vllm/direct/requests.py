@@ -25,7 +25,6 @@ class Offer:
         saved_s: Seconds of computing that the load saves, as predicted.
         leases: The blocks in their places, by namespace, if they are copied inside the step.
         is_void: Whether they must not be loaded any more.
-        is_trial: Whether the load measures a tier: if it is given up, that says nothing.
     """
 
     first: int
@@ -37,7 +36,6 @@ class Offer:
     saved_s: float = 0.0
     leases: Sequence[Any] = ()
     is_void: bool = False
-    is_trial: bool = False
 
 
 @dataclass

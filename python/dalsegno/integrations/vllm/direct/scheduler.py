@@ -17,7 +17,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.utils import yield_req_data
@@ -29,7 +29,12 @@ from dalsegno.integrations.vllm import inputs, metrics
 from dalsegno.integrations.vllm.calls import Calls
 from dalsegno.integrations.vllm.direct import offering, space
 from dalsegno.integrations.vllm.direct.announcing import Announcer
-from dalsegno.integrations.vllm.direct.planned import PlannedLoad, PlannedLoads, PlannedSaves
+from dalsegno.integrations.vllm.direct.planned import (
+    PlannedLoad,
+    PlannedLoads,
+    PlannedSave,
+    PlannedSaves,
+)
 from dalsegno.integrations.vllm.direct.requests import DirectRequest
 from dalsegno.integrations.vllm.direct.space import DirectStore
 from dalsegno.integrations.vllm.direct.step import (
@@ -164,7 +169,7 @@ class DirectScheduler:
             return
         offer, state.offer = state.offer, None
         if tokens:
-            self._offers.waiting.discard(request.request_id)
+            self._offers.begin_request(request.request_id)
         if offer is None or not tokens:
             return
         count = min(offer.count, tokens // self._store.tokens)
@@ -179,7 +184,6 @@ class DirectScheduler:
             way=offer.way,
             lease=offer.leases[0] if offer.leases else None,
             is_void=offer.is_void,
-            is_trial=offer.is_trial,
         )
         per_block = self._hashes_per_block
         hashes = request.block_hashes[offer.first * per_block : end * per_block]
@@ -217,6 +221,7 @@ class DirectScheduler:
                 save.request.retries += 1
                 save.request.next_save = min(save.request.next_save, save.job.first)
         self._note_pages(plan, output)
+        self._offers.running = set(output.num_scheduled_tokens)
         if output.num_scheduled_tokens:
             self._store.note_use()
         if ranks is None:
@@ -239,12 +244,12 @@ class DirectScheduler:
         preempted = set(getattr(output, "preempted_req_ids", None) or ())
         for request_id in preempted & self._requests.keys():
             self._requests[request_id].forget_pages()
-            self._offers.waiting.add(request_id)
+            self._offers.arrive(self._requests[request_id])
         for request_id, groups, is_resumed in yield_req_data(output):
             given = groups[0] if groups else []
             # Also blocks of requests that keep away from the store are written.
             plan.must_drain |= self._saves.read(given)
-            self._offers.waiting.discard(request_id)
+            self._offers.begin_request(request_id)
             if state := self._requests.get(request_id):
                 if is_resumed and state.pages:
                     # A version that does not say when it takes blocks.
@@ -283,13 +288,18 @@ class DirectScheduler:
         report = getattr(output, "kv_connector_worker_meta", None)
         if not isinstance(report, StepReport):
             return
-        for step in report.steps:
-            self._offers.decider.note_step(step)
+        # Each part for itself: what fails in one must not leave the others undone.
         if report.refusal:
-            self._store.refuse(report.refusal)
+            self._calls.safely("refuse", lambda: self._store.refuse(report.refusal), None)
         for load in self._loads.take(report):
-            self._end_load(load)
-        for save in self._saves.take(report):
+            self._calls.safely("end_load", functools.partial(self._end_load, load), None)
+        saves = self._saves.take(report)
+        self._calls.safely("end_saves", lambda: self._end_saves(saves), None)
+        self._calls.safely("note_steps", lambda: self._offers.note_steps(report.steps), None)
+
+    def _end_saves(self, saves: Sequence[PlannedSave]) -> None:
+        """Notes what became of saves."""
+        for save in saves:
             self._loads.forgive(save.job.chain[save.job.first :])
             # Also of blocks that were there before.
             self._announce(save.request, save.job.first, len(save.job.chain))
@@ -347,7 +357,7 @@ class DirectScheduler:
     def finished(self, request: Any) -> None:
         """Forgets a request."""
         state = self._requests.pop(request.request_id, None)
-        self._offers.waiting.discard(request.request_id)
+        self._offers.leave(request.request_id)
         ranks = self._store.ranks
         if ranks is None or state is None or not state.names:
             return

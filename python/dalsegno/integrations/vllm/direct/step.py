@@ -66,7 +66,6 @@ class LoadJob:
         way: When and from where they are loaded.
         lease: The blocks in their places, for a worker in the process of the scheduler's half.
         is_void: Whether the blocks must not be loaded any more: the load fails.
-        is_trial: Whether it measures a tier: if it fails, that says nothing of its blocks.
     """
 
     number: int
@@ -78,7 +77,6 @@ class LoadJob:
     way: LoadWay = LoadWay.AHEAD
     lease: Any = None
     is_void: bool = False
-    is_trial: bool = False
 
     @property
     def is_in_step(self) -> bool:

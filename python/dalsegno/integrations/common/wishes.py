@@ -1,0 +1,101 @@
+"""What a request could load: the blocks that a store has of it, in which tiers, and who waits."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+TIERS = ("dram", "log", "far")
+# Requests that wait next, of which the longest one counts.
+NEXT = 64
+
+Runs = Sequence[tuple[str, int]]
+
+
+@dataclass
+class Wish:
+    """Blocks that a request could load.
+
+    Attributes:
+        runs: Their tiers, in order.
+        computed: Tokens that the engine has itself.
+        prompt: Tokens of the request.
+        most_copied: Leading blocks that may be copied inside a step, from places.
+        most_read: Leading blocks that may be read inside a step.
+        waiting: Requests that wait behind this one.
+        saved_s: Seconds of computing that loads have saved while this one waited: without them it
+            would still wait.
+        is_beside: Whether the engine computes others: a request whose load has ended is computed
+            after their step.
+        longest: Tokens of the longest other request that waits. It may begin while this one loads,
+            and engines compute what has begun before what has not.
+        whole_bytes: Bytes of all blocks if only all of them or none can be loaded; else 0.
+        promised: Bytes by tier whose loads were promised to others and have not begun.
+    """
+
+    runs: Runs
+    computed: int
+    prompt: int
+    most_copied: int = 0
+    most_read: int = 0
+    waiting: int = 0
+    saved_s: float = 0.0
+    is_beside: bool = False
+    longest: int = 0
+    whole_bytes: int = 0
+    promised: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def blocks(self) -> int:
+        """How many there are."""
+        return sum(count for _, count in self.runs)
+
+
+def longest(waiting: Mapping[str, int], but: str) -> int:
+    """Returns the tokens of the longest of those who wait next, but for one.
+
+    Args:
+        waiting: Tokens of the requests that wait, in their order.
+        but: The request that is decided.
+    """
+    others = (tokens for name, tokens in waiting.items() if name != but)
+    return max(itertools.islice(others, NEXT), default=0)
+
+
+def slowest_of(runs: Runs) -> str:
+    """Returns the slowest tier of some blocks."""
+    return max((tier for tier, _ in runs), key=TIERS.index)
+
+
+def merged(runs_of_ranks: Sequence[Sequence[Any]], found: int) -> list[tuple[str, int]]:
+    """Returns the tiers of leading blocks: of each block the slowest one among the ranks.
+
+    Args:
+        runs_of_ranks: What `Namespace.locate` says for each rank. Blocks that have left meanwhile
+            count as read from the log.
+        found: How many blocks all ranks had.
+    """
+    ranks = [_ends(runs, found) for runs in runs_of_ranks]
+    places, slowest, begin = [0] * len(ranks), list[tuple[str, int]](), 0
+    while begin < found:
+        now = [ends[at] for ends, at in zip(ranks, places, strict=True)]
+        end = min(last for last, _ in now)
+        tier = max((tier for _, tier in now), key=TIERS.index)
+        if slowest and slowest[-1][0] == tier:
+            slowest[-1] = (tier, slowest[-1][1] + end - begin)
+        else:
+            slowest.append((tier, end - begin))
+        places = [at + (last == end) for at, (last, _) in zip(places, now, strict=True)]
+        begin = end
+    return slowest
+
+
+def _ends(runs: Sequence[Any], found: int) -> list[tuple[int, str]]:
+    """Returns where the runs of one rank end, with their tiers; the last one ends at `found`."""
+    ends, end = list[tuple[int, str]](), 0
+    for run in runs:
+        end = min(found, end + run["blocks"])
+        ends.append((end, run["tier"]))
+    return ends if end == found else [*ends, (found, "log")]
