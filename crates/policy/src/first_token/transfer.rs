@@ -96,8 +96,8 @@ impl TransferModel {
         }
     }
 
-    /// Learns that a read for which nobody waited took so many seconds. It may be faster than loads are, which many do at
-    /// once, so it makes no large load certain: it only lets one be tried again.
+    /// Learns that a read for which nobody waited took so many seconds. It may be faster than loads are, of which there
+    /// may be many at once. So it makes no large load certain: it only lets one be tried again.
     pub fn note_read(&mut self, bytes: f64, seconds: f64) {
         if let Some(doubt) = &mut self.doubt {
             doubt.left = doubt.left.saturating_sub(1);
