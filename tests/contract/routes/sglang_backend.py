@@ -184,6 +184,9 @@ class HiCache(Route):
             "class_name": CLASS,
             "interface_v1": self.interface_v1,
             "path": str(path),
+            # The contract is about what is stored, not about what pays.
+            "load_policy": "always",
+            "keep_profile": False,
             "capacity": "24MiB",
             "weights_fingerprint": identity,
             "store": {**self.store, **{k: v for k, v in settings.items() if k not in known}},
