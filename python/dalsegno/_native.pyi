@@ -373,7 +373,7 @@ class LoadChoice:
         """Seconds until the first token if nothing is loaded."""
     @property
     def loaded_s(self) -> float:
-        """Seconds until the first token if all blocks are loaded."""
+        """Seconds until the first token if all blocks are loaded; infinite if it is given up."""
     @property
     def load_s(self) -> float:
         """Seconds that most such loads do not exceed."""

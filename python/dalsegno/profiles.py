@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import stat
-import tempfile
 import threading
 import time
 from collections.abc import Mapping
@@ -23,6 +22,7 @@ from types import MappingProxyType
 from typing import Any, Self
 
 from dalsegno import _native
+from dalsegno.integrations.common.cache_folder import cache_directory, replace_file
 
 VERSION = 1
 COMPUTE = ("step_s", "token_s", "pair_s", "read_s")
@@ -32,15 +32,20 @@ TRANSFER = ("latency_s", "byte_s")
 COUNTS = ("measured", "drifts", "low", "high")
 # Seconds before the first byte, and bytes per second, of tiers that nobody has measured.
 TIER_PRIORS = {"dram": (1e-3, 4e9), "log": (2e-3, 1e9), "far": (2e-2, 5e8)}
-# Seconds that no engine and no tier exceeds: of each coefficient of computing, and of a byte.
-MOST_S = {"step_s": 1e2, "token_s": 1.0, "pair_s": 1e-3, "read_s": 1e-2, "latency_s": 1e3}
-MOST_BYTE_S, LEAST_S = 1e-3, 1e-16
+# Seconds that a coefficient has at least, and that none of an engine or a tier exceeds.
+LEAST_S = 1e-15
+MOST_S = {
+    "step_s": 1e2,
+    "token_s": 1.0,
+    "pair_s": 1e-3,
+    "read_s": 1e-2,
+    "latency_s": 1e3,
+    "byte_s": 1e-3,
+}
 # A file is a few KiB.
 MOST_BYTES = 1 << 20
 # How often a running engine saves what it has learned.
 SAVE_EVERY_S = 600.0
-# What a write that was cut off has left behind is removed after so long.
-STALE_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -97,12 +102,8 @@ def folder() -> Path | None:
     """
     if given := os.environ.get("DALSEGNO_PROFILES"):
         return Path(given)
-    if cache := os.environ.get("XDG_CACHE_HOME"):
-        return Path(cache) / "dalsegno" / "profiles"
-    try:
-        return Path.home() / ".cache" / "dalsegno" / "profiles"
-    except RuntimeError:
-        return None
+    cache = cache_directory()
+    return cache / "profiles" if cache else None
 
 
 def files(place: Path | None) -> list[Path]:
@@ -175,8 +176,8 @@ class Profile:
             **self.notes,
             "version": VERSION,
             "engine": self.engine,
-            "compute": _positive(learned["compute"]["coefficients"]),
-            "tiers": {tier: _positive(learned[tier]["coefficients"]) for tier in TIERS},
+            "compute": _possible(learned["compute"]["coefficients"]),
+            "tiers": {tier: _possible(learned[tier]["coefficients"]) for tier in TIERS},
             "learned": learned,
             "saved_at": time.time(),
         }
@@ -184,7 +185,7 @@ class Profile:
         if table := known_of(self.engine, self.path).get("table"):
             known["table"] = table
         with contextlib.suppress(OSError):
-            _replace(self.path, json.dumps(known, indent=1))
+            replace_file(self.path, json.dumps(known, indent=1))
 
 
 def path_of(engine: Mapping[str, str], place: Path | None) -> Path | None:
@@ -211,7 +212,7 @@ def write(known: Mapping[str, Any], place: Path) -> Path:
     """
     path = path_of(known["engine"], place)
     assert path is not None
-    _replace(path, json.dumps(known, indent=1))
+    replace_file(path, json.dumps(known, indent=1))
     return path
 
 
@@ -222,19 +223,14 @@ def read(path: Path) -> dict[str, Any]:
     """
     try:
         known = json.loads(_content(path))
-        good = [_is_possible(known["compute"][name], MOST_S[name]) for name in COMPUTE]
-        for tier in (known["tiers"][tier] for tier in TIERS):
-            good.append(_is_possible(tier["latency_s"], MOST_S["latency_s"]))
-            good.append(_is_possible(tier["byte_s"], MOST_BYTE_S))
-        engine, learned = known["engine"], known["learned"]
-        good.append(known["version"] == VERSION)
-        good += [_is_count(learned[of][name]) for of in ("compute", *TIERS) for name in COUNTS]
-        coefficients = [learned["compute"]["coefficients"][name] for name in COMPUTE]
-        for tier in TIERS:
-            coefficients += [learned[tier]["coefficients"][name] for name in TRANSFER]
-        good += [_is_count(one) for one in coefficients]
-        good.append(_is_possible(known["saved_at"], 1e12))
+        learned, engine = known["learned"], known["engine"]
+        good = [known["version"] == VERSION, _is_number(known["saved_at"], LEAST_S, 1e12)]
         good += [isinstance(one, str) for pair in engine.items() for one in pair]
+        for of, names in (("compute", COMPUTE), *((tier, TRANSFER) for tier in TIERS)):
+            start = known["compute"] if of == "compute" else known["tiers"][of]
+            good += [_is_number(start[name], LEAST_S, MOST_S[name]) for name in names]
+            good += [_is_number(learned[of]["coefficients"][name]) for name in names]
+            good += [_is_number(learned[of][name]) for name in COUNTS]
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return {}
     return dict(known) if all(good) else {}
@@ -254,40 +250,15 @@ def _content(path: Path) -> str:
         return file.read(MOST_BYTES).decode()
 
 
-def _is_count(number: Any) -> bool:
-    """Whether it is what a model says of itself: a number that is not negative."""
-    return type(number) in (int, float) and 0 <= number < 1e18
+def _is_number(value: Any, least: float = 0.0, most: float = 1e18) -> bool:
+    return type(value) in (int, float) and least <= value <= most
 
 
-def _is_possible(number: Any, most: float) -> bool:
-    return type(number) in (int, float) and LEAST_S <= number <= most
-
-
-def _positive(coefficients: Mapping[str, float]) -> dict[str, float]:
-    """Returns coefficients that a model can start with: none is zero, and each is possible."""
-    most = {"byte_s": MOST_BYTE_S, **MOST_S}
-    return {name: min(max(value, 1e-15), most[name]) for name, value in coefficients.items()}
+def _possible(coefficients: Mapping[str, float]) -> dict[str, float]:
+    """Returns coefficients that a model can start with: none is zero, and none too large."""
+    return {name: min(max(value, LEAST_S), MOST_S[name]) for name, value in coefficients.items()}
 
 
 def _tier(known: Mapping[str, float] | None, prior: tuple[float, float]) -> tuple[float, float]:
     """Returns the latency of a tier and its bytes per second."""
     return prior if known is None else (known["latency_s"], 1 / known["byte_s"])
-
-
-def _replace(path: Path, content: str) -> None:
-    """Writes a file as a whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for left in path.parent.glob(f"{path.name}*.new"):
-        with contextlib.suppress(OSError):
-            if time.time() - left.stat().st_mtime > STALE_S:
-                left.unlink()
-    with tempfile.NamedTemporaryFile(
-        "w", dir=path.parent, prefix=path.name, suffix=".new", delete=False, encoding="utf-8"
-    ) as file:
-        try:
-            file.write(content)
-            file.flush()
-            Path(file.name).replace(path)
-        except OSError:
-            Path(file.name).unlink(missing_ok=True)
-            raise

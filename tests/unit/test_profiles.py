@@ -139,7 +139,7 @@ def test_a_write_that_fails_leaves_no_file_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     profile, model = learned(tmp_path)
-    old = tmp_path / f"{profile.path.name if profile.path else ''}abc.new"
+    old = tmp_path / f".{profile.path.stem if profile.path else ''}-abc.new"
     old.write_text("cut off")
     os.utime(old, (0, 0))
 

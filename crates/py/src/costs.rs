@@ -64,7 +64,7 @@ impl PyLoadChoice {
         self.choice.computed_s
     }
 
-    /// Seconds until the first token if all blocks are loaded.
+    /// Seconds until the first token if all blocks are loaded; infinite if it is given up.
     #[getter]
     fn loaded_s(&self) -> f64 {
         self.choice.loaded_s

@@ -98,6 +98,12 @@ def profile_run(  # noqa: PLR0913 - the options of a command
 
     Exit codes: 0 measured, 2 it could not be, 130 interrupted.
     """
+    folder = profiles.folder()
+    if folder is None:
+        raise UnavailableError(
+            "this user has no home directory for the profile; set XDG_CACHE_HOME or "
+            "DALSEGNO_PROFILES to the folder that engines use"
+        )
     given = engine_options(options or ())
     if max_model_len is not None:
         given["max_model_len"] = max_model_len
@@ -113,7 +119,6 @@ def profile_run(  # noqa: PLR0913 - the options of a command
         log=log,
     )
     known = _measured(order)
-    folder = profiles.folder() or Path("/nonexistent")
     try:
         place = profiles.write(known, folder)
     except OSError as error:

@@ -20,6 +20,7 @@ import torch
 from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle
 from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import PrefetchOperation
 from tests.contract.routes import Route, Session, Shape
+from tests.integration.sglang.backend_rig import LOADS_ALL
 
 from dalsegno.integrations.sglang.pools import byte_view
 from dalsegno.integrations.sglang.settings import CLASS, MODULE, HiCacheSettings
@@ -184,9 +185,7 @@ class HiCache(Route):
             "class_name": CLASS,
             "interface_v1": self.interface_v1,
             "path": str(path),
-            # The contract is about what is stored, not about what pays.
-            "load_policy": "always",
-            "keep_profile": False,
+            **LOADS_ALL,
             "capacity": "24MiB",
             "weights_fingerprint": identity,
             "store": {**self.store, **{k: v for k, v in settings.items() if k not in known}},

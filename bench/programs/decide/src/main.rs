@@ -10,7 +10,8 @@ use std::time::Instant;
 use clap::Parser;
 use dalsegno_core::BlockTier;
 use dalsegno_policy::first_token::{
-    Ahead, ComputePrior, CostModel, Others, Overlap, Question, Situation, StepWork, TierRun, TransferPrior,
+    Ahead, ComputePrior, CostModel, Others, Overlap, Question, Situation, StepWork, TierRun,
+    TransferPrior,
 };
 use serde::Serialize;
 

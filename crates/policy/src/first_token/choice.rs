@@ -9,10 +9,11 @@
 //! # Two ways to load
 //!
 //! *Ahead*: the request waits for its blocks, and the engine computes others. If it does, the request is computed after
-//! the step in which its load ends. *Overlapped*: a step waits for each layer
-//! of the blocks before it computes that layer. With `L` layers, a load of `r` seconds and a step of `c`, both uniform
-//! over the layers, the step ends after `max(r + c / L, r / L + c)`: either the last layer is computed after it has
-//! arrived, or the first one has arrived before all are computed.
+//! the step in which its load ends.
+//!
+//! *Overlapped*: a step waits for each layer of the blocks before it computes that layer. With `L` layers, a load of
+//! `r` seconds and a step of `c`, both uniform over the layers, the step ends after `max(r + c / L, r / L + c)`: either
+//! the last layer is computed after it has arrived, or the first one has arrived before all are computed.
 
 use super::compute::ComputeModel;
 
@@ -25,8 +26,6 @@ const MOST_RUNS: usize = 16;
 /// A load inside a step may take so many times longer than predicted before the step gives it up: then everything is
 /// computed, far later than if the request had waited.
 const STEP_MARGIN: f64 = 1.25;
-/// Longer than any request is computed.
-const NEVER_S: f64 = 1e9;
 /// A plan must gain this part of the guard to be worth its trouble.
 const LEAST_GAIN: f64 = 0.2;
 
@@ -43,10 +42,10 @@ pub struct Run {
     pub large: Option<LargeRun>,
 }
 
-/// At least so many blocks take at least so long.
+/// A large number of blocks, which loads slower than few blocks let expect.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LargeRun {
-    /// How many blocks.
+    /// The smallest such number.
     pub blocks: f64,
     /// Seconds for what is queued before them.
     pub before_s: f64,
@@ -138,7 +137,7 @@ pub struct LoadChoice {
     pub first_token_s: f64,
     /// The same if nothing is loaded.
     pub computed_s: f64,
-    /// The same if everything is loaded, in the better way.
+    /// The same if everything is loaded, in the better way; infinite if that load would be given up.
     pub loaded_s: f64,
     /// Seconds that most such loads do not exceed.
     pub load_s: f64,
@@ -232,8 +231,8 @@ impl Question<'_> {
         let load_s = self.load_s(blocks);
         let from = self.end_of(blocks);
         let rest_s = compute.request_s(from, self.prompt, self.chunk);
-        let ahead_s = if blocks == 0 { rest_s } else { self.ahead_s(load_s) + rest_s };
-        let ahead = LoadPlan { blocks, way: Way::Ahead, first_token_s: ahead_s, engine_s: rest_s };
+        let first_token_s = self.ahead_s(blocks, load_s) + rest_s;
+        let ahead = LoadPlan { blocks, way: Way::Ahead, first_token_s, engine_s: rest_s };
         if blocks == 0 || blocks > self.overlap.most_blocks {
             return ahead;
         }
@@ -251,12 +250,13 @@ impl Question<'_> {
         LoadPlan { blocks, way: Way::Overlapped, first_token_s: all_s, engine_s: all_s }
     }
 
-    /// The seconds for which a request waits for its blocks; more than any computing if the load would be given up.
-    fn ahead_s(&self, load_s: f64) -> f64 {
-        if load_s > self.ahead.most_s {
-            return NEVER_S;
+    /// The seconds for which a request waits for so many blocks; infinite if their load would be given up.
+    fn ahead_s(&self, blocks: usize, load_s: f64) -> f64 {
+        match blocks {
+            0 => 0.0,
+            _ if load_s > self.ahead.most_s => f64::INFINITY,
+            _ => load_s + self.ahead.notice_s,
         }
-        load_s + self.ahead.notice_s
     }
 
     /// The first token behind so many leading blocks. The last token is computed in any case.

@@ -53,17 +53,22 @@ impl<const TERMS: usize> Regression<TERMS> {
 
     /// Learns that work took so long. What is no [time](is_time) teaches nothing.
     pub fn note(&mut self, terms: &[f64; TERMS], seconds: f64) {
+        if is_time(seconds) && terms.iter().all(|term| term.is_finite()) {
+            self.keep_finite(|regression| regression.learn(terms, seconds));
+        }
+    }
+
+    /// Changes what was learned, unless numbers would become infinite by that.
+    fn keep_finite(&mut self, change: impl FnOnce(&mut Self)) {
         let before = self.clone();
-        self.learn(terms, seconds);
-        if !self.is_finite() {
+        change(self);
+        let all = self.covariance.iter().flatten().chain(&self.coefficients);
+        if !all.chain(&self.first_variances).all(|one| one.is_finite()) {
             *self = before;
         }
     }
 
     fn learn(&mut self, terms: &[f64; TERMS], seconds: f64) {
-        if !(is_time(seconds) && terms.iter().all(|term| term.is_finite())) {
-            return;
-        }
         let scaled = terms.map(|term| term / seconds);
         if !self.has_measured {
             self.has_measured = true;
@@ -96,11 +101,6 @@ impl<const TERMS: usize> Regression<TERMS> {
         self.project();
     }
 
-    fn is_finite(&self) -> bool {
-        let all = self.covariance.iter().flatten().chain(&self.coefficients);
-        all.chain(&self.first_variances).all(|one| one.is_finite())
-    }
-
     /// Scales the uncertainty of coefficients down to that of the start.
     fn bound(&mut self) {
         for at in 0..TERMS {
@@ -130,15 +130,14 @@ impl<const TERMS: usize> Regression<TERMS> {
 
     /// Multiplies all times, and learns from the next measurements as from the first ones.
     pub fn scale(&mut self, factor: f64) {
-        let before = self.clone();
-        for (coefficient, variance) in self.coefficients.iter_mut().zip(&mut self.first_variances) {
-            *coefficient *= factor;
-            *variance = (*variance).max(*coefficient * *coefficient);
-        }
-        self.doubt();
-        if !self.is_finite() {
-            *self = before;
-        }
+        self.keep_finite(|regression| {
+            let variances = &mut regression.first_variances;
+            for (coefficient, variance) in regression.coefficients.iter_mut().zip(variances) {
+                *coefficient *= factor;
+                *variance = (*variance).max(*coefficient * *coefficient);
+            }
+            regression.doubt();
+        });
     }
 
     fn doubt(&mut self) {

@@ -7,6 +7,7 @@
 //!    [`MOST_NEEDED`], so a tier that is fast for small loads only costs few late requests.
 
 use super::learned::Learned;
+use super::regression::is_time;
 
 /// A prior may be wrong by this factor.
 const SPREAD: f64 = 10.0;
@@ -49,7 +50,7 @@ struct Doubt {
     left: u32,
 }
 
-/// At least so many bytes take at least so long each.
+/// Large loads, which are slower than small ones let expect.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LargeLoads {
     /// Bytes of the smallest of them.
@@ -80,15 +81,16 @@ impl TransferModel {
     ///
     /// `bytes` are its own and those that were queued before it, as they take turns.
     pub fn note(&mut self, bytes: f64, seconds: f64) {
-        self.note_size(bytes, seconds);
+        if is_time(seconds) && bytes > 0.0 {
+            self.compare(bytes, seconds);
+        }
         self.learn(bytes, seconds);
     }
 
     fn learn(&mut self, bytes: f64, seconds: f64) {
         self.learned.note(&[1.0, bytes], seconds);
         if let Some(proven) = &mut self.proven
-            && seconds.is_finite()
-            && seconds > 0.0
+            && is_time(seconds)
             && bytes > 0.0
             && bytes >= proven.bytes / 2.0
         {
@@ -112,12 +114,8 @@ impl TransferModel {
         self.note_late(bytes.max(1.0), NEVER_BYTE_S);
     }
 
-    /// Compares a measurement with what was predicted for its size.
-    fn note_size(&mut self, bytes: f64, seconds: f64) {
-        let is_number = seconds.is_finite() && seconds > 0.0 && bytes > 0.0;
-        if !is_number {
-            return;
-        }
+    /// Compares a load with what was predicted for its size.
+    fn compare(&mut self, bytes: f64, seconds: f64) {
         // The first measurements are no surprise.
         let was_late = self.learned.measured() > 2 && seconds > LATE * self.load_s(bytes);
         match &mut self.doubt {

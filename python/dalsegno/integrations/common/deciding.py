@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 from dalsegno.integrations.common.settings import StoreSettings
 from dalsegno.integrations.common.steps import StepTime
-from dalsegno.integrations.common.wishes import TIERS, Runs, Wish, slowest_of
-from dalsegno.profiles import Profile
+from dalsegno.integrations.common.wishes import Runs, Wish, farthest
+from dalsegno.profiles import TIERS, Profile
 
 # The part of a first token that the guard allows, if that is more than `load_guard_s`.
 GUARD_PART = 0.02
@@ -100,6 +100,7 @@ class LoadDecider:
         model: What was learned of it.
         engine: What the engine computes and loads.
         profile: Where it is kept.
+        read: The bytes, by tier, of a read under way for which no request waits.
     """
 
     def __init__(self, settings: StoreSettings, engine: Engine, profile: Profile) -> None:
@@ -113,8 +114,7 @@ class LoadDecider:
         self._settings, self.engine, self.profile = settings, engine, profile
         self.model: Any = profile.model()
         self._running: dict[int, _Running] = {}
-        # The read under way for which nobody waits: its bytes, by tier.
-        self._read: dict[str, int] = {}
+        self.read: Mapping[str, int] = {}
         # Tiers whose last load inside a step was late.
         self._doubted: set[str] = set()
         # Steps of prompts that were measured here, and how long the last step took.
@@ -152,7 +152,7 @@ class LoadDecider:
         runs, block_bytes, block_tokens = wish.runs, engine.block_bytes, engine.block_tokens
         if wish.whole_bytes:
             # One large block.
-            runs, block_bytes = [(slowest_of(wish.runs), 1)], wish.whole_bytes
+            runs, block_bytes = [(farthest(tier for tier, _ in wish.runs), 1)], wish.whole_bytes
             block_tokens *= wish.blocks
         return self.model.choose(
             runs,
@@ -239,7 +239,7 @@ class LoadDecider:
     def sizes(self, wish: Wish, count: int) -> dict[str, int]:
         """Returns the bytes of so many leading blocks by tier."""
         if wish.whole_bytes and count:
-            return {slowest_of(wish.runs): wish.whole_bytes}
+            return {farthest(tier for tier, _ in wish.runs): wish.whole_bytes}
         return self._sizes(wish.runs, count)
 
     def _sizes(self, runs: Runs, count: int) -> dict[str, int]:
@@ -256,7 +256,7 @@ class LoadDecider:
     def _queued(self, tier: str) -> int:
         """Returns the bytes of loads and reads under way that a tier has to bring."""
         loads = sum(one.sizes.get(tier, 0) for one in self._running.values())
-        return loads + self._read.get(tier, 0)
+        return loads + self.read.get(tier, 0)
 
     def begin_load(self, number: int, runs: Runs, count: int) -> None:
         """Notes that a load of so many leading blocks begins."""
@@ -289,7 +289,7 @@ class LoadDecider:
         expected = {tier: self.model.load_s(tier, size) for tier, size in sizes.items()}
         slowest = max(expected, key=lambda tier: expected[tier])
         if not is_whole or seconds > LATE * sum(expected.values()):
-            slowest = max(expected, key=TIERS.index)
+            slowest = farthest(expected)
         own_s = seconds - sum(expected[tier] for tier in expected if tier != slowest)
         if is_whole and own_s > 0:
             self.model.note_load(slowest, sizes[slowest], own_s)
@@ -301,11 +301,7 @@ class LoadDecider:
 
     def is_loading(self, tier: str) -> bool:
         """Whether loads under way have blocks of a tier."""
-        return self._queued(tier) > self._read.get(tier, 0)
-
-    def begin_read(self, tier: str, size: int) -> None:
-        """Notes that so many bytes of a tier are read for which nobody waits; 0: none any more."""
-        self._read = {tier: size}
+        return self._queued(tier) > self.read.get(tier, 0)
 
     def note_read(self, tier: str, size: int, seconds: float) -> None:
         """Learns how long a read of so many bytes took that nobody waited for."""

@@ -19,8 +19,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
-import tempfile
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +27,7 @@ from typing import Any
 
 from dalsegno import UnavailableError
 from dalsegno.integrations.common import file_times
-from dalsegno.integrations.common.cache_folder import cache_directory
+from dalsegno.integrations.common.cache_folder import cache_directory, replace_file
 
 CACHE_VERSION = 2
 # A few hundred bytes each: the file stays below a megabyte.
@@ -100,14 +98,7 @@ def _remember(entries: dict[str, Any]) -> None:
         known[name] = entry
     kept = dict(list(known.items())[-MOST_FILES:])
     with contextlib.suppress(OSError):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, scratch = tempfile.mkstemp(prefix=".fingerprints-", dir=target.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump({"version": CACHE_VERSION, "files": kept}, file)
-            Path(scratch).replace(target)
-        except OSError:
-            Path(scratch).unlink(missing_ok=True)
+        replace_file(target, json.dumps({"version": CACHE_VERSION, "files": kept}))
 
 
 def _known(entry: object, path: Path) -> str | None:

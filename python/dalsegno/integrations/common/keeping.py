@@ -98,10 +98,10 @@ class SaveDecider:
         """Whether the blocks of a prompt of so many tokens are written."""
         if not self._min_gain or not self._loads.knows_steps:
             return True
-        others = None if self._has_far() else self._others.get()
         loaded_s = self._loaded_s(tokens)
         if loaded_s is None or self._gain(self._loads.model, tokens, loaded_s) >= self._min_gain:
             return True
+        others = None if self._has_far() else self._others.get()
         if others is None:
             return True
         if any(self._gain(other, tokens, loaded_s) >= self._min_gain for other in others):

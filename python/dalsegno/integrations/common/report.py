@@ -13,14 +13,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from dalsegno.integrations.common.cache_folder import cache_directory
+from dalsegno.integrations.common.cache_folder import cache_directory, replace_file
 from dalsegno.integrations.common.fields import digest, is_credential
 from dalsegno.integrations.common.model_files import is_there
 
@@ -64,14 +62,8 @@ def write(identity: Mapping[str, str], fields: Mapping[str, object]) -> None:
     lines = [f"{hashed:{_DIGITS}}  {name}" for name, hashed in inputs(fields)]
     text = "\n".join(one.encode("unicode_escape").decode() for one in lines)
     with contextlib.suppress(OSError):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, scratch = tempfile.mkstemp(prefix=".identity-", dir=target.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(f"{text}\n")
-            Path(scratch).replace(target)
-        except OSError:
-            Path(scratch).unlink(missing_ok=True)
+        replace_file(target, f"{text}\n")
+    with contextlib.suppress(OSError):
         _remove_oldest(target.parent)
 
 

@@ -77,7 +77,7 @@ class Rereads:
         """Reads some of the blocks that a request computes.
 
         Args:
-            namespaces: Where they are, one for each worker.
+            namespaces: Where they are, one for each worker, with blocks of one size.
             chain: Their names, in prefix order.
             runs: Their tiers.
             computed_s: Seconds in which they are computed.
@@ -90,7 +90,7 @@ class Rereads:
         if self._decider.is_loading(tier):
             # It would measure, and delay, what others wait for.
             return
-        each = max(space.block_bytes for space in namespaces)
+        each = namespaces[0].block_bytes
         most = MOST_BYTES // (each * len(namespaces))
         count = max(1, min(blocks, len(chain) // PART, most))
         limit_s = min(max(computed_s, LEAST_S), MOST_S)
@@ -99,14 +99,13 @@ class Rereads:
         try:
             for number, space in enumerate(namespaces):
                 own = places[number * count : (number + 1) * count]
-                own = [place[: space.block_bytes] for place in own]
                 transfer = space.submit_get(chain[:count], own, timeout_s=limit_s)
                 read.transfers.append(transfer)
                 transfer.on_end(read.note_end)
         except DalsegnoError:
             # There is nothing to learn from a store that is closed or full of work.
             read.size = 0
-        self._decider.begin_read(tier, read.size)
+        self._decider.read = {tier: read.size}
 
     def _places(self, count: int, each: int) -> list[memoryview]:
         """Returns memory for so many blocks. It is mapped and not written, which takes no time."""
@@ -120,7 +119,7 @@ class Rereads:
         if read is None or not all(one.done() for one in read.transfers):
             return
         self._read = None
-        self._decider.begin_read(read.tier, 0)
+        self._decider.read = {}
         try:
             results = [(one.result(), one.throttled) for one in read.transfers]
         except DalsegnoError:

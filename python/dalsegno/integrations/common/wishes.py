@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-TIERS = ("dram", "log", "far")
+from dalsegno.profiles import TIERS
+
 # Requests that wait next, of which the longest one counts.
 NEXT = 64
 
@@ -53,20 +54,60 @@ class Wish:
         return sum(count for _, count in self.runs)
 
 
-def longest(waiting: Mapping[str, int], but: str) -> int:
-    """Returns the tokens of the longest of those who wait next, but for one.
+class Others:
+    """The requests of an engine, as each of them sees the others.
 
-    Args:
-        waiting: Tokens of the requests that wait, in their order.
-        but: The request that is decided.
+    Attributes:
+        saved_s: Seconds of computing that loads have saved so far.
     """
-    others = (tokens for name, tokens in waiting.items() if name != but)
-    return max(itertools.islice(others, NEXT), default=0)
+
+    def __init__(self) -> None:
+        """Starts without requests."""
+        self.saved_s = 0.0
+        # Those without blocks, in their order, with their tokens (0: not known).
+        self._waiting: dict[str, int] = {}
+        self._computed: set[str] = set()
+
+    def wait(self, name: str, tokens: int = 0) -> None:
+        """Notes that a request waits from now on.
+
+        Args:
+            name: Of the request.
+            tokens: How many it has; 0 if that is not known, or was said before.
+        """
+        self._waiting[name] = tokens or self._waiting.get(name, 0)
+
+    def begin(self, name: str) -> None:
+        """Notes that a request does not wait any more."""
+        self._waiting.pop(name, None)
+
+    def compute(self, names: Iterable[str]) -> None:
+        """Notes which requests a step computes."""
+        self._computed = set(names)
+
+    def end(self, name: str) -> None:
+        """Notes that a request has ended."""
+        self.begin(name)
+        self._computed.discard(name)
+
+    def describe(self, wish: Wish, name: str, saved_before_s: float) -> None:
+        """Adds the others to what a request could load.
+
+        Args:
+            wish: Of the request.
+            name: Of the request.
+            saved_before_s: What loads had saved when it came.
+        """
+        waiting = (tokens for other, tokens in self._waiting.items() if other != name)
+        wish.longest = max(itertools.islice(waiting, NEXT), default=0)
+        wish.waiting = len(self._waiting) - (name in self._waiting)
+        wish.is_beside = not self._computed <= {name}
+        wish.saved_s = self.saved_s - saved_before_s
 
 
-def slowest_of(runs: Runs) -> str:
-    """Returns the slowest tier of some blocks."""
-    return max((tier for tier, _ in runs), key=TIERS.index)
+def farthest(tiers: Iterable[str]) -> str:
+    """Returns the tier that is the slowest one, as far as nothing was measured."""
+    return max(tiers, key=TIERS.index)
 
 
 def merged(runs_of_ranks: Sequence[Sequence[Any]], found: int) -> list[tuple[str, int]]:
@@ -82,7 +123,7 @@ def merged(runs_of_ranks: Sequence[Sequence[Any]], found: int) -> list[tuple[str
     while begin < found:
         now = [ends[at] for ends, at in zip(ranks, places, strict=True)]
         end = min(last for last, _ in now)
-        tier = max((tier for _, tier in now), key=TIERS.index)
+        tier = farthest(tier for _, tier in now)
         if slowest and slowest[-1][0] == tier:
             slowest[-1] = (tier, slowest[-1][1] + end - begin)
         else:

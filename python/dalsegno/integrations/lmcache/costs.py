@@ -160,36 +160,31 @@ class LoadCosts:
             return True
         with self._lock:
             decider, seen = self._find(asked.model), self._seen.get(asked.model)
-            if self._rereads is not None:
-                self._rereads.take()
-            if decider is None or seen is None or not self._is_slower(decider, seen, asked):
+            if decider is None or self._rereads is None or seen is None:
                 return True
-            self._read_again(decider, seen, asked)
+            self._rereads.take()
+            wish = self._wish(decider, seen, asked)
+            if wish is None or decider.loss_s(wish) <= decider.guard_s(wish):
+                return True
+            runs = merged([seen.namespace.locate(seen.hashes)], len(seen.hashes))
+            computed_s = decider.computed_s(wish)
+            self._rereads.offer([seen.namespace], seen.hashes, runs, computed_s)
         self._meter.count(load_declined=1)
         return False
 
-    def _is_slower(self, decider: LoadDecider, seen: Seen, asked: Asked) -> bool:
-        """Whether loading is predicted to be slower than computing by more than the guard."""
+    def _wish(self, decider: LoadDecider, seen: Seen, asked: Asked) -> Wish | None:
+        """Returns what a lookup could load; None if the engine has all of it."""
         begin = asked.computed // asked.chunk_tokens
         chunks = asked.tokens // asked.chunk_tokens - begin
         if chunks <= 0:
-            return False
+            return None
         decider.engine = Engine(
             layers=max(1, int(self._known["engine"].get("layers", 1))),
             block_bytes=max(1, round(seen.chunk_bytes)),
             block_tokens=asked.chunk_tokens,
             chunk=int(self._known.get("table", {}).get("chunk", CHUNK)),
         )
-        wish = Wish([(seen.tier, chunks)], begin * asked.chunk_tokens, asked.tokens)
-        return decider.loss_s(wish) > decider.guard_s(wish)
-
-    def _read_again(self, decider: LoadDecider, seen: Seen, asked: Asked) -> None:
-        """Measures the tier while the prompt is computed."""
-        if self._rereads is None:
-            self._rereads = Rereads(decider)
-        runs = merged([seen.namespace.locate(seen.hashes)], len(seen.hashes))
-        wish = Wish([(seen.tier, 1)], asked.computed, asked.tokens)
-        self._rereads.offer([seen.namespace], seen.hashes, runs, decider.computed_s(wish))
+        return Wish([(seen.tier, chunks)], begin * asked.chunk_tokens, asked.tokens)
 
     def _find(self, model: str) -> LoadDecider | None:
         """Returns what decides for a model; None as long as no profile is found for it."""
@@ -201,10 +196,8 @@ class LoadCosts:
             if known:
                 kind = profiles.Profile(known["engine"], profiles.ComputePrior(1, 1, 1, 1), None)
                 engine = Engine(layers=1, block_bytes=1, block_tokens=1, chunk=CHUNK)
-                self._decider, self._known = (
-                    LoadDecider(self._settings, engine, _Given(kind, known)),
-                    known,
-                )
+                decider = LoadDecider(self._settings, engine, _Given(kind, known))
+                self._decider, self._known, self._rereads = decider, known, Rereads(decider)
             elif self._searched_at is None:
                 self._logger.warning(
                     "DalsegnoLoadPolicy loads every hit: %s.",

@@ -24,11 +24,12 @@ from typing import Any, TypeVar
 from dalsegno.integrations.common.deciding import LoadDecider
 from dalsegno.integrations.common.rereads import Rereads
 from dalsegno.integrations.common.steps import StepTime
-from dalsegno.integrations.common.wishes import TIERS, Runs, Wish, merged
+from dalsegno.integrations.common.wishes import Runs, Wish, merged
 from dalsegno.integrations.sglang import costs, steps
 from dalsegno.integrations.sglang.pools import PoolPages
 from dalsegno.integrations.sglang.settings import HiCacheSettings
 from dalsegno.integrations.sglang.transfers import Moved
+from dalsegno.profiles import TIERS
 
 logger = logging.getLogger("sglang.dalsegno")
 T = TypeVar("T")

@@ -25,11 +25,11 @@ from typing import Any
 from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
-from dalsegno.integrations.common.deciding import Engine, LoadDecider
+from dalsegno.integrations.common.deciding import Decision, Engine, LoadDecider
 from dalsegno.integrations.common.opening import Opened
 from dalsegno.integrations.common.rereads import Rereads, behind
 from dalsegno.integrations.common.steps import StepClock, StepWork, work_of
-from dalsegno.integrations.common.wishes import Wish, longest, merged
+from dalsegno.integrations.common.wishes import Others, Wish, merged
 from dalsegno.integrations.vllm import compat, costs, spaces
 from dalsegno.integrations.vllm.calls import Calls
 from dalsegno.integrations.vllm.direct import choice
@@ -130,15 +130,10 @@ class LoadAdviser:
         self._meter, self._calls = meter, calls
         self._decider: LoadDecider | None = None
         self._rereads: Rereads | None = None
-        # The requests of the last step.
-        self._running: set[str] = set()
+        self._others = Others()
         self._groups = Groups()
         self._clock = StepClock()
         self._why, self._has_logged = _NO_STEPS, False
-        # Requests that have no blocks yet, with their tokens (0: not known), and seconds of
-        # computing that loads have saved so far.
-        self._waiting: dict[str, int] = {}
-        self._saved_s = 0.0
         # Of requests whose loads are decided and have not begun, the bytes by tier.
         self._promised: dict[str, dict[str, int]] = {}
 
@@ -172,24 +167,24 @@ class LoadAdviser:
     def expect(self, request_id: str, tokens: int) -> None:
         """Notes how many tokens a request has that is about to come."""
         if self._decider is not None:
-            self._waiting[request_id] = tokens
+            self._others.wait(request_id, tokens)
 
     def arrive(self, request_id: str, state: RequestState) -> None:
         """Notes that a request waits from now on."""
         if self._decider is not None:
             self._promised.pop(request_id, None)
-            self._waiting.setdefault(request_id, 0)
-            state.saved_s = self._saved_s
+            self._others.wait(request_id)
+            state.saved_s = self._others.saved_s
 
     def leave(self, request_id: str) -> None:
         """Notes that a request does not wait any more."""
-        self._waiting.pop(request_id, None)
+        self._others.begin(request_id)
         self._promised.pop(request_id, None)
 
     def finish(self, request_id: str) -> None:
         """Notes that a request has ended."""
         self.leave(request_id)
-        self._running.discard(request_id)
+        self._others.end(request_id)
 
     def may_load(
         self, opened: Opened | None, key: bytes, request_id: str, state: RequestState
@@ -223,56 +218,44 @@ class LoadAdviser:
                 logger.info("Dalsegno loads every hit, because %s.", why)
             return Advice()
         computed = (state.position(keys[at - 1]) or 0) if at else 0
-        chains = [keys[at:], *self._others(number, computed, state)]
+        chains = [keys[at:], *self._further(number, computed, state)]
         runs = [] if opened is None else _located(opened, chains, state)
-        if not runs or self._decider is None or policy == "never":
+        if opened is None or not runs or self._decider is None or policy == "never":
             self._decline(sum(count for _, count in runs) * len(chains))
             return Advice(computed if policy == "never" else math.inf)
         wish = Wish(runs, computed, (state.position(keys[-1]) or 0) + 1)
-        advice = self._advise(self._decider, wish, chains, request_id, state)
-        if advice.limit < math.inf and policy == "auto":
-            self._read_again(opened, chains[0], wish, advice, state)
-        return advice
-
-    def _read_again(
-        self,
-        opened: Opened | None,
-        keys: Sequence[bytes],
-        wish: Wish,
-        advice: Advice,
-        state: RequestState,
-    ) -> None:
-        """Measures a tier with blocks that are not loaded, while they are computed."""
-        if self._rereads is None or self._decider is None or opened is None:
-            return
-        taken = sum((state.position(key) or 0) <= advice.limit for key in keys[: wish.blocks])
-        if taken < wish.blocks:
-            namespace, names = address(opened, keys[taken : wish.blocks], state)
-            rest, computed_s = behind(wish.runs, taken), self._decider.computed_s(wish)
+        self._complete(wish, keys[at:], request_id, state)
+        decided = self._decider.decide(wish)
+        self._decline((wish.blocks - decided.blocks) * len(chains))
+        if self._rereads is not None and policy == "auto" and decided.blocks < wish.blocks:
+            namespace, names = address(opened, keys[at:][decided.blocks : wish.blocks], state)
+            rest, computed_s = behind(wish.runs, decided.blocks), self._decider.computed_s(wish)
             self._rereads.offer([namespace], names, rest, computed_s)
+        if not decided.blocks:
+            return Advice(computed)
+        self._promised[request_id] = self._decider.sizes(wish, decided.blocks)
+        return self._advice(self._decider, wish, decided, keys[at:], state)
 
-    def _advise(
+    def _complete(
+        self, wish: Wish, keys: Sequence[bytes], request_id: str, state: RequestState
+    ) -> None:
+        """Adds what others do, and what the model allows, to what a request could load."""
+        self._others.describe(wish, request_id, state.saved_s)
+        wish.promised = sum(map(Counter, self._promised.values()), Counter[str]())
+        if not self._groups.are_equal:
+            end = state.position(keys[wish.blocks - 1]) or 0
+            wish.whole_bytes = self._row_bytes * self._groups.rows(end - wish.computed)
+
+    def _advice(
         self,
         decider: LoadDecider,
         wish: Wish,
-        chains: Sequence[Sequence[bytes]],
-        request_id: str,
+        decided: Decision,
+        keys: Sequence[bytes],
         state: RequestState,
     ) -> Advice:
-        """Returns what is loaded of the leading blocks of some chains."""
-        ends = [state.position(key) or 0 for key in chains[0][: wish.blocks]]
-        wish.waiting = len(self._waiting) - (request_id in self._waiting)
-        wish.longest = longest(self._waiting, request_id)
-        wish.saved_s = self._saved_s - state.saved_s
-        wish.is_beside = bool(self._running - {request_id})
-        wish.promised = sum(map(Counter, self._promised.values()), Counter[str]())
-        if not self._groups.are_equal:
-            wish.whole_bytes = self._row_bytes * self._groups.rows(ends[-1] - wish.computed)
-        decided = decider.decide(wish)
-        self._decline((wish.blocks - decided.blocks) * len(chains))
-        if not decided.blocks:
-            return Advice(wish.computed)
-        self._promised[request_id] = decider.sizes(wish, decided.blocks)
+        """Returns what is loaded of the leading blocks of a chain."""
+        ends = [state.position(key) or 0 for key in keys[: wish.blocks]]
         borders, count = [], 0
         for tier, blocks in wish.runs:
             count += blocks
@@ -284,7 +267,7 @@ class LoadAdviser:
             decided.saved_s,
         )
 
-    def _others(self, number: int, computed: int, state: RequestState) -> list[list[bytes]]:
+    def _further(self, number: int, computed: int, state: RequestState) -> list[list[bytes]]:
         """Returns what follows computed tokens in other groups with blocks of the same length."""
         full = self._groups.full
         chains = [
@@ -320,7 +303,7 @@ class LoadAdviser:
         self._decider.begin_bytes(job.job_id, sizes)
         if self._rereads is not None:
             self._rereads.note_loaded(list(sizes.items()))
-        self._saved_s += advice.saved_s
+        self._others.saved_s += advice.saved_s
         advice.saved_s = 0.0
         job.watch()
 
@@ -350,8 +333,8 @@ class LoadAdviser:
         if self._decider is not None:
             # A step begins whatever goes wrong, as it will end.
             self._clock.begin(self._calls.safely("begin_step", lambda: _work(output), None))
-            self._running = set(output.num_scheduled_tokens)
-            for request_id in self._running:
+            self._others.compute(output.num_scheduled_tokens)
+            for request_id in output.num_scheduled_tokens:
                 self.leave(request_id)
 
     def end_step(self) -> None:

@@ -15,7 +15,7 @@ from vllm.platforms import current_platform
 from dalsegno.integrations.common.deciding import Engine, LoadDecider
 from dalsegno.integrations.common.rereads import Rereads, behind
 from dalsegno.integrations.common.steps import StepTime
-from dalsegno.integrations.common.wishes import Wish, longest, merged
+from dalsegno.integrations.common.wishes import Others, Wish, merged
 from dalsegno.integrations.vllm import costs
 from dalsegno.integrations.vllm.direct import choice
 from dalsegno.integrations.vllm.direct.requests import DirectRequest, Offer
@@ -34,8 +34,7 @@ class Offers:
     Attributes:
         decider: Decides how many blocks are loaded.
         can_take_back: Whether blocks can be taken out of vLLM's own cache.
-        waiting: The requests that have no blocks yet, with their tokens.
-        running: The requests of the last step.
+        others: The requests of the engine.
     """
 
     def __init__(
@@ -51,11 +50,8 @@ class Offers:
         """
         self._settings, self.decider, self._meter = settings, decider, meter
         self._in_steps, self.can_take_back = in_steps, False
-        self.waiting: dict[str, int] = {}
-        self.running: set[str] = set()
+        self.others = Others()
         self._rereads = Rereads(decider)
-        # Seconds of computing that loads have saved so far.
-        self._saved_s = 0.0
 
     def make(
         self, ranks: RankNamespaces, state: DirectRequest, first: int, count: int
@@ -88,11 +84,7 @@ class Offers:
         """Returns what a request could load."""
         each = self.decider.engine.block_tokens
         wish = Wish(runs, first * each, state.request.num_tokens)
-        name = state.request.request_id
-        wish.waiting = len(self.waiting) - (name in self.waiting)
-        wish.longest = longest(self.waiting, name)
-        wish.saved_s = self._saved_s - state.saved_s
-        wish.is_beside = bool(self.running - {name})
+        self.others.describe(wish, state.request.request_id, state.saved_s)
         if self._in_steps and self.can_take_back:
             if self.decider.knows_steps:
                 wish.most_read = min(ranks.most_by_layer, wish.blocks)
@@ -145,17 +137,8 @@ class Offers:
 
     def arrive(self, state: DirectRequest) -> None:
         """Notes that a request waits from now on."""
-        self.waiting[state.request.request_id] = state.request.num_tokens
-        state.saved_s = self._saved_s
-
-    def begin_request(self, request_id: str) -> None:
-        """Notes that a request does not wait any more."""
-        self.waiting.pop(request_id, None)
-
-    def leave(self, request_id: str) -> None:
-        """Notes that a request has ended."""
-        self.begin_request(request_id)
-        self.running.discard(request_id)
+        self.others.wait(state.request.request_id, state.request.num_tokens)
+        state.saved_s = self.others.saved_s
 
     def note_steps(self, steps: Sequence[StepTime]) -> None:
         """Learns how long steps took."""
@@ -173,7 +156,7 @@ class Offers:
         """
         self.decider.begin_load(number, offer.runs, count)
         self._rereads.note_loaded(offer.runs)
-        self._saved_s += offer.saved_s
+        self.others.saved_s += offer.saved_s
 
 
 def create(

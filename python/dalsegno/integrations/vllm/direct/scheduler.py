@@ -169,7 +169,7 @@ class DirectScheduler:
             return
         offer, state.offer = state.offer, None
         if tokens:
-            self._offers.begin_request(request.request_id)
+            self._offers.others.begin(request.request_id)
         if offer is None or not tokens:
             return
         count = min(offer.count, tokens // self._store.tokens)
@@ -221,7 +221,7 @@ class DirectScheduler:
                 save.request.retries += 1
                 save.request.next_save = min(save.request.next_save, save.job.first)
         self._note_pages(plan, output)
-        self._offers.running = set(output.num_scheduled_tokens)
+        self._offers.others.compute(output.num_scheduled_tokens)
         if output.num_scheduled_tokens:
             self._store.note_use()
         if ranks is None:
@@ -249,7 +249,7 @@ class DirectScheduler:
             given = groups[0] if groups else []
             # Also blocks of requests that keep away from the store are written.
             plan.must_drain |= self._saves.read(given)
-            self._offers.begin_request(request_id)
+            self._offers.others.begin(request_id)
             if state := self._requests.get(request_id):
                 if is_resumed and state.pages:
                     # A version that does not say when it takes blocks.
@@ -357,7 +357,7 @@ class DirectScheduler:
     def finished(self, request: Any) -> None:
         """Forgets a request."""
         state = self._requests.pop(request.request_id, None)
-        self._offers.leave(request.request_id)
+        self._offers.others.end(request.request_id)
         ranks = self._store.ranks
         if ranks is None or state is None or not state.names:
             return
