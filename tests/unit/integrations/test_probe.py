@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,6 +44,31 @@ def test_a_slow_disk_is_measured_by_what_it_has_read(
     monkeypatch.setattr(probe, "MOST_DISK_S", 0.0)
     measured = probe.disk(tmp_path)
     assert measured is None or measured[1] < 1e12
+
+
+def test_a_disk_that_writes_slowly_is_measured_by_what_it_has_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(probe, "MOST_WRITE_S", 0.0)
+    written, write = list[int](), os.pwrite
+
+    def pwrite(file: int, data: Any, at: int) -> int:
+        written.append(at)
+        return write(file, data, at)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    assert probe.disk(tmp_path) is not None
+    assert written == [0]
+
+
+def test_nobody_waits_for_a_disk_that_hangs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    responds = threading.Event()
+    monkeypatch.setattr(os, "fsync", lambda _: responds.wait(60))
+    monkeypatch.setattr(probe, "MOST_WAIT_S", 0.1)
+    assert set(probe.tiers(str(tmp_path))) == {"dram"}
+    responds.set()
 
 
 def test_memory_is_measured() -> None:

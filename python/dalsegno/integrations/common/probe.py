@@ -1,6 +1,6 @@
 """Short measurements at the start of an engine, for costs that nobody has measured yet.
 
-1. All of them together take less than a second.
+1. No call waits longer than a second, whatever the disk does.
 2. What cannot be measured here is None, never an error.
 3. Nothing is left behind: the file of the disk has no name.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import statistics
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,8 +22,10 @@ from dalsegno.paths import SOCKET_PREFIX
 DISK_BYTES, PIECE_BYTES, READERS = 16 << 20, 1 << 20, 4
 # What a disk reads to show its latency, and how often.
 SMALL_BYTES, SMALL_READS = 4096, 8
-# Seconds after which a slow disk is measured by what it has read until then.
-MOST_DISK_S = 0.4
+# Seconds after which a slow disk writes no more, and those after which it reads no more.
+MOST_WRITE_S, MOST_DISK_S = 0.3, 0.4
+# Seconds after which a disk is not waited for any more.
+MOST_WAIT_S = 0.9
 MEMORY_BYTES, MEMORY_LATENCY_S = 32 << 20, 1e-4
 # Rows, columns and inner size of the products that show how fast a device computes. A larger one is
 # computed if the one before took less than `SHORT_S`: then mostly its start was measured.
@@ -37,8 +40,17 @@ def tiers(place: str) -> dict[str, tuple[float, float]]:
         place: Directory of a store. Behind a socket is a server, whose disk is not known here.
     """
     measured = {"dram": (MEMORY_LATENCY_S, memory())}
-    log = None if place.startswith(SOCKET_PREFIX) else disk(Path(place))
-    return measured if log is None else {**measured, "log": log}
+    if not place.startswith(SOCKET_PREFIX):
+        # A thread of its own: a disk that hangs keeps all that wait for it.
+        found = list[tuple[float, float] | None]()
+        reads = threading.Thread(
+            target=lambda: found.append(disk(Path(place))), name="dalsegno-probe", daemon=True
+        )
+        reads.start()
+        reads.join(MOST_WAIT_S)
+        if found and found[0] is not None:
+            measured["log"] = found[0]
+    return measured
 
 
 def disk(folder: Path) -> tuple[float, float] | None:
@@ -48,19 +60,19 @@ def disk(folder: Path) -> tuple[float, float] | None:
         folder: It must exist. The disk needs 16 MiB of space for a moment.
     """
     try:
-        file = _filled(folder)
+        file, size = _filled(folder)
     except OSError:
         return None
     try:
-        return _latency_s(file), _bytes_per_s(file)
+        return _latency_s(file, size), _bytes_per_s(file, size)
     except OSError:
         return None
     finally:
         os.close(file)
 
 
-def _filled(folder: Path) -> int:
-    """Returns a file without a name, full of random bytes, that is read around the page cache."""
+def _filled(folder: Path) -> tuple[int, int]:
+    """Returns a file without a name, and of how many random bytes; no page cache is used."""
     flags = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC
     try:
         file = os.open(folder, flags | os.O_DIRECT, 0o600)
@@ -68,21 +80,24 @@ def _filled(folder: Path) -> int:
         # Some file systems, such as tmpfs, have no other way than the page cache.
         file = os.open(folder, flags, 0o600)
     try:
-        _fill(file)
+        return file, _fill(file)
     except BaseException:
         os.close(file)
         raise
-    return file
 
 
-def _fill(file: int) -> None:
+def _fill(file: int) -> int:
+    """Writes as many pieces as there is time for; returns their bytes."""
+    started, size = time.perf_counter(), 0
     # O_DIRECT needs aligned memory.
     with mmap.mmap(-1, PIECE_BYTES) as memory:
         memory[:] = os.urandom(PIECE_BYTES)
-        for at in range(0, DISK_BYTES, PIECE_BYTES):
-            if os.pwrite(file, memory, at) != PIECE_BYTES:
+        while size < DISK_BYTES and (not size or time.perf_counter() - started < MOST_WRITE_S):
+            if os.pwrite(file, memory, size) != PIECE_BYTES:
                 raise OSError("the disk is full")
+            size += PIECE_BYTES
     os.fsync(file)
+    return size
 
 
 def _read(file: int, at: int, size: int) -> None:
@@ -90,16 +105,16 @@ def _read(file: int, at: int, size: int) -> None:
         os.preadv(file, [memory], at)
 
 
-def _latency_s(file: int) -> float:
+def _latency_s(file: int, size: int) -> float:
     times = []
     for number in range(SMALL_READS):
         started = time.perf_counter()
-        _read(file, number * PIECE_BYTES, SMALL_BYTES)
+        _read(file, number * PIECE_BYTES % size, SMALL_BYTES)
         times.append(time.perf_counter() - started)
     return statistics.median(times)
 
 
-def _bytes_per_s(file: int) -> float:
+def _bytes_per_s(file: int, size: int) -> float:
     started = time.perf_counter()
 
     def read(at: int) -> int:
@@ -109,10 +124,10 @@ def _bytes_per_s(file: int) -> float:
         return PIECE_BYTES
 
     with ThreadPoolExecutor(READERS, "dalsegno-probe") as readers:
-        size = sum(readers.map(read, range(0, DISK_BYTES, PIECE_BYTES)))
-    if not size:
+        count = sum(readers.map(read, range(0, size, PIECE_BYTES)))
+    if not count:
         raise OSError("nothing was read in time")
-    return size / (time.perf_counter() - started)
+    return count / (time.perf_counter() - started)
 
 
 def memory() -> float:

@@ -47,15 +47,16 @@ def create_decider(
     }
     place = profiles.folder() if settings.keep_profile else None
     is_known = bool(profiles.known_of(kind, profiles.path_of(kind, place)))
+    is_probed = settings.load_policy != "never" and not is_known
     prior = profiles.ComputePrior.of_shape(
         engine.layers,
         token_bytes,
         is_cpu=platform is choice.Platform.CPU,
         operations_per_s=(
-            None if is_known else probe.operations_per_s(model.dtype, _gpu(platform))
+            probe.operations_per_s(model.dtype, _gpu(platform)) if is_probed else None
         ),
     )
-    tiers = {} if is_known else probe.tiers(store)
+    tiers = probe.tiers(store) if is_probed else {}
     return LoadDecider(settings, engine, profiles.Profile(kind, prior, place, tiers))
 
 
