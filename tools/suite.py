@@ -67,7 +67,8 @@ STEPS = (
     Step("dev", "compile the extension", ("env-dev",), 1.4),
     Step("wheel", "pack the wheels", ("dev",), 0.5),
     Step("env-engines", "fetch vLLM, SGLang and LMCache", ("env-dev",), 0.5),
-    Step("build-rust-tests", "compile the Rust tests", ("dev",), 1.3),
+    # Behind the wheel, which would wait for its compiler.
+    Step("build-rust-tests", "compile the Rust tests", ("wheel",), 1.3),
     Step("run-vllm", "test against real vLLM", ("wheel", "env-engines"), 0.6),
     Step(
         "run-python",

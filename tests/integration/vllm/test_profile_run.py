@@ -70,6 +70,7 @@ def start_engine(folder: Path, model: Path) -> None:
     assert engine.wait() == 0, engine.said()
 
 
+@long_dose
 def test_a_machine_is_measured_and_the_next_engine_starts_with_that(
     tmp_path: Path, model: Path
 ) -> None:

@@ -14,6 +14,7 @@ import torch
 
 pytest.importorskip("vllm")
 
+from tests.dose import long_dose
 from tests.integration.vllm.test_direct import ALL, LONG, OTHER, Stage, one_by_one
 from tests.integration.vllm.test_engine import connector
 from tests.integration.vllm.tiers import (
@@ -356,6 +357,7 @@ def test_without_full_attention_every_hit_is_loaded(make_tier: Make, primary: Pr
     assert tier.adviser._why == advice._NO_FULL_ATTENTION
 
 
+@long_dose
 def test_real_engines_measure_steps_and_loads_and_their_answers_are_right(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
