@@ -69,6 +69,7 @@ __all__ = [
     "inspect",
     "is_far_location",
     "list_extents",
+    "merge_located",
     "parse_bytes",
     "repair",
     "server_socket",
@@ -1563,6 +1564,23 @@ def far_doctor(
     Raises:
         InvalidError: The directory holds a store, or an argument is wrong.
         UnavailableError: The directory cannot be written, is nearly full, or ``progress`` ended it.
+    """
+
+def merge_located(
+    located: Sequence[Sequence[Mapping[str, Any]]], found: int
+) -> list[tuple[str, int]]:
+    """Returns the tiers of leading blocks: of each block the farthest one among the ranks.
+
+    Args:
+        located: What :meth:`Namespace.locate` has answered for each rank.
+        found: How many blocks all ranks had. One that an answer does not have has left since, and
+            counts as read from the log.
+
+    Returns:
+        Tiers, and how many blocks in a row are in each.
+
+    Raises:
+        InvalidError: There is no such tier.
     """
 
 def config_keys() -> list[str]:

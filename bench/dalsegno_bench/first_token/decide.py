@@ -29,10 +29,11 @@ from pathlib import Path
 from typing import Any
 
 import dalsegno
+from dalsegno import merge_located
 from dalsegno.integrations.common.deciding import Decision, Engine, LoadDecider
 from dalsegno.integrations.common.settings import StoreSettings
 from dalsegno.integrations.common.steps import StepTime, work_of
-from dalsegno.integrations.common.wishes import Wish, merged
+from dalsegno.integrations.common.wishes import Wish
 from dalsegno.paths import local_path
 from dalsegno.profiles import ComputePrior, Profile
 from dalsegno_bench.index.program import build
@@ -125,7 +126,7 @@ def runs_of_ranks(located: Located, ranks: int) -> list[list[dict[str, Any]]]:
 
 def decide(decides: LoadDecider, answers: Sequence[Located], total: int) -> Decision:
     """Decides about all blocks, from what the ranks have answered."""
-    runs = merged(answers, total)
+    runs = merge_located(answers, total)
     wish = Wish(runs, 0, total * ENGINE.block_tokens + 1)
     wish.most_read = min(MOST_READ, total)
     wish.most_copied = runs[0][1] if runs[0][0] == "dram" else 0
@@ -139,7 +140,7 @@ def decisions(located: Located) -> dict[str, Call]:
     for ranks in RANKS:
         answers = runs_of_ranks(located, ranks)
         name = f"{ranks}_rank{'s' if ranks > 1 else ''}"
-        calls[f"merge_{name}"] = partial(merged, answers, total)
+        calls[f"merge_{name}"] = partial(merge_located, answers, total)
         calls[f"decide_{name}"] = partial(decide, decides, answers, total)
     return calls
 

@@ -10,9 +10,9 @@
 //! 4. Amortised O(1): an earlier hit pays for each lap of an item, at most [`MAX_FREQUENCY`].
 //! 5. An item remembers which one was wanted after it. That is a guess: the key in the slot decides.
 
-use std::hash::{BuildHasher, Hash, RandomState};
+use std::hash::{BuildHasher, Hash};
 
-use hashbrown::HashTable;
+use hashbrown::{DefaultHashBuilder, HashTable};
 
 use crate::lists::{Lists, Slot};
 
@@ -77,7 +77,7 @@ pub struct S3Fifo<K, V> {
     // Never iterated in an order that matters, so the random seed cannot reach a decision. It has slots and not keys:
     // a lookup reads a few bytes here, and then the item that it wants anyway.
     slots: HashTable<Slot>,
-    hasher: RandomState,
+    hasher: DefaultHashBuilder,
     /// The item that was inserted last; [`Slot::NONE`] before the first.
     newest: Slot,
     lists: Lists<Entry<K, V>, 3>,
@@ -94,7 +94,7 @@ impl<K: Copy + Eq + Hash, V> S3Fifo<K, V> {
     pub fn new(capacity_bytes: u64) -> Self {
         Self {
             slots: HashTable::new(),
-            hasher: RandomState::new(),
+            hasher: DefaultHashBuilder::default(),
             newest: Slot::NONE,
             lists: Lists::new(),
             held_bytes: [0; 3],
@@ -176,6 +176,20 @@ impl<K: Copy + Eq + Hash, V> S3Fifo<K, V> {
     /// The value of a key, without counting: a probe cannot keep an item alive.
     pub fn peek(&self, key: &K) -> Option<&V> {
         self.lists.item(self.resident(key)?).value.as_ref()
+    }
+
+    /// Which of some keys have a value, without counting. Keys in an order in which they were wanted before, or
+    /// inserted, are found without a lookup.
+    pub fn holds_each(&self, keys: impl Iterator<Item = K>) -> Vec<bool> {
+        let mut before = Slot::NONE;
+        let holds = |key: K| {
+            let guess = self.lists.occupant(before).map_or(Slot::NONE, |(_, entry)| entry.next);
+            let guessed = self.lists.occupant(guess).filter(|(_, entry)| entry.key == key);
+            let slot = if guessed.is_some() { Some(guess) } else { self.slot_of(&key) };
+            before = slot.unwrap_or(before);
+            slot.is_some_and(|slot| self.lists.list_of(slot) != GHOST)
+        };
+        keys.map(holds).collect()
     }
 
     /// Removes an item and forgets its key, in the ghost as well.

@@ -4,11 +4,13 @@ use std::collections::HashMap;
 
 use dalsegno_policy::first_token::{
     Ahead, ComputePrior, CostModel, Learned, LoadChoice, Others, Overlap, Question, Situation,
-    StepWork, TierRun, TransferPrior, Way,
+    StepWork, TierRun, TransferPrior, Way, farthest,
 };
 use dalsegno_store::BlockTier;
 use parking_lot::Mutex;
+use pyo3::intern;
 use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyString};
 use serde_json::{Value, json};
 
 use crate::errors::InvalidError;
@@ -92,6 +94,37 @@ impl PyLoadChoice {
 fn tier_of(name: &str) -> PyResult<BlockTier> {
     let found = BlockTier::ALL.into_iter().find(|tier| tier.name() == name);
     found.ok_or_else(|| InvalidError::new_err(format!("a tier is dram, log or far, got {name:?}")))
+}
+
+/// Returns the tiers of leading blocks: of each block the farthest one among the ranks.
+///
+/// Args:
+///     located: What :meth:`Namespace.locate` has answered for each rank.
+///     found: How many blocks all ranks had. One that an answer does not have has left since, and
+///         counts as read from the log.
+///
+/// Returns:
+///     Tiers, and how many blocks in a row are in each.
+///
+/// Raises:
+///     InvalidError: There is no such tier.
+#[pyfunction]
+#[expect(clippy::needless_pass_by_value, reason = "Python's arguments are extracted by value")]
+pub(crate) fn merge_located(
+    py: Python<'_>,
+    located: Vec<Vec<Bound<'_, PyDict>>>,
+    found: usize,
+) -> PyResult<Vec<(&'static str, usize)>> {
+    let run = |run: &Bound<'_, PyDict>| {
+        let (tier, blocks) = (run.as_any().get_item(intern!(py, "tier"))?, intern!(py, "blocks"));
+        let blocks = run.as_any().get_item(blocks)?.extract()?;
+        Ok::<_, PyErr>(TierRun { tier: tier_of(tier.cast::<PyString>()?.to_str()?)?, blocks })
+    };
+    let ranks: Vec<Vec<TierRun>> = located
+        .iter()
+        .map(|runs| runs.iter().map(run).collect::<PyResult<_>>())
+        .collect::<PyResult<_>>()?;
+    Ok(farthest(&ranks, found).into_iter().map(|run| (run.tier.name(), run.blocks)).collect())
 }
 
 fn positive(name: &str, value: f64) -> PyResult<f64> {

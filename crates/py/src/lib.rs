@@ -62,6 +62,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<transfer::PyPutReport>()?;
     module.add_class::<writer::PyLayerWriter>()?;
     module.add_class::<watch::PyRemovalWatch>()?;
+    module.add_function(wrap_pyfunction!(costs::merge_located, module)?)?;
     module.add_function(wrap_pyfunction!(log::show_events, module)?)?;
     module.add_function(wrap_pyfunction!(log::write_queued, module)?)?;
     module.add_function(wrap_pyfunction!(server::server_socket, module)?)?;

@@ -12,10 +12,11 @@ pytest.importorskip("vllm")
 
 import torch
 
+from dalsegno import merge_located
 from dalsegno.integrations.common import probe
 from dalsegno.integrations.common.deciding import Engine, LoadDecider
 from dalsegno.integrations.common.steps import StepTime, StepWork, work_of
-from dalsegno.integrations.common.wishes import Wish, merged
+from dalsegno.integrations.common.wishes import Wish
 from dalsegno.integrations.vllm.settings import ConnectorSettings
 from dalsegno.profiles import ComputePrior, Profile
 
@@ -207,7 +208,7 @@ def test_the_slowest_rank_decides_where_a_block_is(
     ranks: list[list[tuple[str, int]]], found: int, runs: list[tuple[str, int]]
 ) -> None:
     located = [[{"tier": tier, "blocks": count} for tier, count in rank] for rank in ranks]
-    assert merged(located, found) == runs
+    assert merge_located(located, found) == runs
 
 
 def test_how_fast_a_device_computes_is_measured_at_the_start() -> None:

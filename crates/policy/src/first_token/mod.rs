@@ -5,11 +5,13 @@ mod compute;
 mod learned;
 mod model;
 mod regression;
+mod runs;
 mod transfer;
 
 pub use choice::{Ahead, LargeRun, LoadChoice, Others, Overlap, Question, Run, Way, choose};
 pub use compute::{ComputeModel, ComputePrior, StepWork};
 pub use learned::Learned;
-pub use model::{CostModel, Situation, TierRun};
+pub use model::{CostModel, Situation};
 pub use regression::Regression;
+pub use runs::{TierRun, farthest};
 pub use transfer::{LargeLoads, TransferModel, TransferPrior};

@@ -6,16 +6,8 @@ use dalsegno_core::BlockTier;
 
 use super::choice::{LargeRun, LoadChoice, Question, Run, choose};
 use super::compute::{ComputeModel, ComputePrior, StepWork};
+use super::runs::TierRun;
 use super::transfer::{TransferModel, TransferPrior};
-
-/// Consecutive blocks of a request that one tier has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TierRun {
-    /// The tier.
-    pub tier: BlockTier,
-    /// How many blocks.
-    pub blocks: usize,
-}
 
 /// A request, and the state of the engine and its store.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -83,6 +83,8 @@ fn keys_are_found_in_any_order_whatever_was_wanted_after_what_before() {
         [&[0, 1, 2, 3, 4, 5], &[5, 3, 1], &[0, 1, 2, 99, 3], &[2, 2, 2], &[7, 8, 0, 1]];
     for round in 0..60 {
         let order = orders[round as usize % orders.len()];
+        let held: Vec<_> = order.iter().map(|key| plain.peek(key).is_some()).collect();
+        assert_eq!(guessing.holds_each(order.iter().copied()), held, "{order:?} in round {round}");
         let found = guessing.get_each(order.iter().copied());
         let wanted: Vec<_> = order.iter().map(|key| plain.get(key).copied()).collect();
         assert_eq!(found, wanted, "{order:?} in round {round}");

@@ -141,8 +141,7 @@ impl Dram {
         if self.is_off() {
             return vec![false; hashes.len()];
         }
-        let blocks = self.blocks.lock();
-        hashes.iter().map(|hash| blocks.holds(&(namespace, *hash))).collect()
+        self.blocks.lock().holds_each(hashes.iter().map(|hash| (namespace, *hash)))
     }
 
     /// Whether any block is pool-only. Takes no lock.

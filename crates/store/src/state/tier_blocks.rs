@@ -51,6 +51,11 @@ impl TierBlocks {
         self.cache.peek(key).is_some()
     }
 
+    /// Which of some blocks are here; this does not count as a use.
+    pub(super) fn holds_each(&self, keys: impl Iterator<Item = BlockKey>) -> Vec<bool> {
+        self.cache.holds_each(keys)
+    }
+
     /// Those of some blocks that are here, and their uses counted.
     pub(super) fn get_each(
         &mut self,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from dalsegno.profiles import TIERS
 
@@ -108,35 +107,3 @@ class Others:
 def farthest(tiers: Iterable[str]) -> str:
     """Returns the tier that is the slowest one, as far as nothing was measured."""
     return max(tiers, key=TIERS.index)
-
-
-def merged(runs_of_ranks: Sequence[Sequence[Any]], found: int) -> list[tuple[str, int]]:
-    """Returns the tiers of leading blocks: of each block the slowest one among the ranks.
-
-    Args:
-        runs_of_ranks: What `Namespace.locate` says for each rank. Blocks that have left meanwhile
-            count as read from the log.
-        found: How many blocks all ranks had.
-    """
-    ranks = [_ends(runs, found) for runs in runs_of_ranks]
-    places, slowest, begin = [0] * len(ranks), list[tuple[str, int]](), 0
-    while begin < found:
-        now = [ends[at] for ends, at in zip(ranks, places, strict=True)]
-        end = min(last for last, _ in now)
-        tier = farthest(tier for _, tier in now)
-        if slowest and slowest[-1][0] == tier:
-            slowest[-1] = (tier, slowest[-1][1] + end - begin)
-        else:
-            slowest.append((tier, end - begin))
-        places = [at + (last == end) for at, (last, _) in zip(places, now, strict=True)]
-        begin = end
-    return slowest
-
-
-def _ends(runs: Sequence[Any], found: int) -> list[tuple[int, str]]:
-    """Returns where the runs of one rank end, with their tiers; the last one ends at `found`."""
-    ends, end = list[tuple[int, str]](), 0
-    for run in runs:
-        end = min(found, end + run["blocks"])
-        ends.append((end, run["tier"]))
-    return ends if end == found else [*ends, (found, "log")]

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dalsegno import profiles
+from dalsegno import merge_located, profiles
 from dalsegno.integrations.common.deciding import Engine, LoadDecider
 from dalsegno.integrations.common.rereads import Rereads
-from dalsegno.integrations.common.wishes import Wish, merged
+from dalsegno.integrations.common.wishes import Wish
 from dalsegno.integrations.lmcache.meter import Meter
 from dalsegno.integrations.lmcache.settings import AdapterSettings
 from dalsegno.integrations.lmcache.spaces import Space
@@ -166,7 +166,7 @@ class LoadCosts:
             wish = self._wish(decider, seen, asked)
             if wish is None or decider.loss_s(wish) <= decider.guard_s(wish):
                 return True
-            runs = merged([seen.namespace.locate(seen.hashes)], len(seen.hashes))
+            runs = merge_located([seen.namespace.locate(seen.hashes)], len(seen.hashes))
             computed_s = decider.computed_s(wish)
             self._rereads.offer([seen.namespace], seen.hashes, runs, computed_s)
         self._meter.count(load_declined=1)

@@ -21,10 +21,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from dalsegno import merge_located
 from dalsegno.integrations.common.deciding import LoadDecider
 from dalsegno.integrations.common.rereads import Rereads
 from dalsegno.integrations.common.steps import StepTime
-from dalsegno.integrations.common.wishes import Runs, Wish, merged
+from dalsegno.integrations.common.wishes import Runs, Wish
 from dalsegno.integrations.sglang import costs, steps
 from dalsegno.integrations.sglang.pools import PoolPages
 from dalsegno.integrations.sglang.settings import HiCacheSettings
@@ -156,7 +157,7 @@ class Loads:
         knows = decider is not None and space is not None and steps.are_seen()
         if policy == "always" or decider is None or not knows or costs.nobody_waits():
             return found
-        runs = merged([space.locate(hashes[:found])], found)
+        runs = merge_located([space.locate(hashes[:found])], found)
 
         def decide() -> int:
             wish, taken = self._decide(decider, hashes, runs, before, beside)
@@ -252,7 +253,7 @@ class Loads:
         decider = self._decider
         if decider is None or not hashes:
             return move(None)
-        runs, number = merged([space.locate(hashes)], len(hashes)), next(self._numbers)
+        runs, number = merge_located([space.locate(hashes)], len(hashes)), next(self._numbers)
         sizes: dict[str, int] = {}
         for tier, count in runs:
             sizes[tier] = sizes.get(tier, 0) + count * space.block_bytes

@@ -25,11 +25,12 @@ from typing import Any
 from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
+from dalsegno import merge_located
 from dalsegno.integrations.common.deciding import Decision, Engine, LoadDecider
 from dalsegno.integrations.common.opening import Opened
 from dalsegno.integrations.common.rereads import Rereads, behind
 from dalsegno.integrations.common.steps import StepClock, StepWork, work_of
-from dalsegno.integrations.common.wishes import Others, Wish, merged
+from dalsegno.integrations.common.wishes import Others, Wish
 from dalsegno.integrations.vllm import compat, costs, spaces
 from dalsegno.integrations.vllm.calls import Calls
 from dalsegno.integrations.vllm.direct import choice
@@ -359,7 +360,7 @@ def _located(
         namespace, names = address(opened, keys, state)
         runs_of_chains.append(namespace.locate(names))
     found = min(sum(run["blocks"] for run in runs) for runs in runs_of_chains)
-    return merged(runs_of_chains, found) if found else []
+    return merge_located(runs_of_chains, found) if found else []
 
 
 def _work(output: Any) -> StepWork | None:

@@ -12,10 +12,11 @@ from typing import Any
 
 from vllm.platforms import current_platform
 
+from dalsegno import merge_located
 from dalsegno.integrations.common.deciding import Engine, LoadDecider
 from dalsegno.integrations.common.rereads import Rereads, behind
 from dalsegno.integrations.common.steps import StepTime
-from dalsegno.integrations.common.wishes import Others, Wish, merged
+from dalsegno.integrations.common.wishes import Others, Wish
 from dalsegno.integrations.vllm import costs
 from dalsegno.integrations.vllm.direct import choice
 from dalsegno.integrations.vllm.direct.requests import DirectRequest, Offer
@@ -66,7 +67,7 @@ class Offers:
         """
         self._rereads.take()
         chain = state.names[first : first + count]
-        runs = merged([namespace.locate(chain) for namespace in ranks.values()], count)
+        runs = merge_located([namespace.locate(chain) for namespace in ranks.values()], count)
         wish = self._wish(ranks, state, runs, first)
         offer = self._offer(ranks, state, wish, first)
         taken = 0 if offer is None else offer.count
