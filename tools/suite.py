@@ -67,7 +67,7 @@ STEPS = (
     Step("dev", "compile the extension", ("env-dev",), 1.4),
     Step("wheel", "pack the wheels", ("dev",), 0.5),
     Step("env-engines", "fetch vLLM, SGLang and LMCache", ("env-dev",), 0.5),
-    # Behind the wheel, which would wait for its compiler.
+    # After the wheel: cargo runs one build of a folder at a time.
     Step("build-rust-tests", "compile the Rust tests", ("wheel",), 1.3),
     Step("run-vllm", "test against real vLLM", ("wheel", "env-engines"), 0.6),
     Step(
@@ -86,7 +86,7 @@ STEPS = (
     Step("run-sglang", "test against real SGLang", ("wheel", "env-engines"), 0.45),
     Step("lint-rust", "check format and lints of Rust", ("build-rust-tests",), 1.0),
     Step("run-lmcache", "test against real LMCache", ("wheel", "env-engines"), 0.35),
-    # Behind the wheel: before it, the Rust tests would be compiled late.
+    # After the wheel, so that the Rust tests are compiled first.
     Step("lint-python", "check format, lints and types of Python", ("wheel",)),
 )
 

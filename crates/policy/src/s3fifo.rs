@@ -156,11 +156,10 @@ impl<K: Copy + Eq + Hash, V> S3Fifo<K, V> {
         let mut slots = Vec::with_capacity(keys.len());
         let mut before = Slot::NONE;
         for key in keys {
-            let guess = self.lists.occupant(before).map_or(Slot::NONE, |(_, entry)| entry.next);
-            let is_right = self.lists.occupant(guess).is_some_and(|(_, entry)| entry.key == key);
-            let slot = if is_right { Some(guess) } else { self.slot_of(&key) };
+            let guess = self.slot_behind(before, &key);
+            let slot = guess.or_else(|| self.slot_of(&key));
             if let Some(slot) = slot {
-                if !is_right {
+                if guess.is_none() {
                     self.follow(before, slot);
                 }
                 before = slot;
@@ -183,9 +182,7 @@ impl<K: Copy + Eq + Hash, V> S3Fifo<K, V> {
     pub fn holds_each(&self, keys: impl Iterator<Item = K>) -> Vec<bool> {
         let mut before = Slot::NONE;
         let holds = |key: K| {
-            let guess = self.lists.occupant(before).map_or(Slot::NONE, |(_, entry)| entry.next);
-            let guessed = self.lists.occupant(guess).filter(|(_, entry)| entry.key == key);
-            let slot = if guessed.is_some() { Some(guess) } else { self.slot_of(&key) };
+            let slot = self.slot_behind(before, &key).or_else(|| self.slot_of(&key));
             before = slot.unwrap_or(before);
             slot.is_some_and(|slot| self.lists.list_of(slot) != GHOST)
         };
@@ -260,6 +257,13 @@ impl<K: Copy + Eq + Hash, V> S3Fifo<K, V> {
     fn slot_of(&self, key: &K) -> Option<Slot> {
         let is_key = |slot: &Slot| self.lists.item(*slot).key == *key;
         self.slots.find(self.hasher.hash_one(key), is_key).copied()
+    }
+
+    /// The slot of a key that was wanted after the item of `before`, if it was. This is no lookup.
+    fn slot_behind(&self, before: Slot, key: &K) -> Option<Slot> {
+        let (_, entry) = self.lists.occupant(before)?;
+        let is_right = self.lists.occupant(entry.next).is_some_and(|(_, next)| next.key == *key);
+        is_right.then_some(entry.next)
     }
 
     fn resident(&self, key: &K) -> Option<Slot> {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use dalsegno_policy::first_token::{
     Ahead, ComputePrior, CostModel, Learned, LoadChoice, Others, Overlap, Question, Situation,
-    StepWork, TierRun, TransferPrior, Way, farthest,
+    StepWork, TierRun, TransferPrior, Way, farthest_runs,
 };
 use dalsegno_store::BlockTier;
 use parking_lot::Mutex;
@@ -124,7 +124,7 @@ pub(crate) fn merge_located(
         .iter()
         .map(|runs| runs.iter().map(run).collect::<PyResult<_>>())
         .collect::<PyResult<_>>()?;
-    Ok(farthest(&ranks, found).into_iter().map(|run| (run.tier.name(), run.blocks)).collect())
+    Ok(farthest_runs(&ranks, found).into_iter().map(|run| (run.tier.name(), run.blocks)).collect())
 }
 
 fn positive(name: &str, value: f64) -> PyResult<f64> {

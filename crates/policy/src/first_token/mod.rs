@@ -13,5 +13,5 @@ pub use compute::{ComputeModel, ComputePrior, StepWork};
 pub use learned::Learned;
 pub use model::{CostModel, Situation};
 pub use regression::Regression;
-pub use runs::{TierRun, farthest};
+pub use runs::{TierRun, farthest_runs};
 pub use transfer::{LargeLoads, TransferModel, TransferPrior};

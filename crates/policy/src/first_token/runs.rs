@@ -18,17 +18,9 @@ pub struct TierRun {
 /// The tiers of the first `found` blocks, given those of each rank. A block that a rank does not name has left since it
 /// was found: it counts as read from the log.
 #[must_use]
-pub fn farthest(ranks: &[Vec<TierRun>], found: usize) -> Vec<TierRun> {
+pub fn farthest_runs(ranks: &[Vec<TierRun>], found: usize) -> Vec<TierRun> {
     let gone = TierRun { tier: BlockTier::Log, blocks: found };
-    let ends = |runs| {
-        let ends =
-            Iterator::chain(<[TierRun]>::iter(runs), once(&gone)).scan(0_usize, |end, run| {
-                *end = end.saturating_add(run.blocks);
-                Some((*end, run.tier))
-            });
-        ends.peekable()
-    };
-    let mut ranks: Vec<_> = ranks.iter().map(|runs| ends(runs)).collect();
+    let mut ranks: Vec<_> = ranks.iter().map(|runs| ends(runs, &gone).peekable()).collect();
     let mut merged: Vec<TierRun> = Vec::new();
     let mut at = 0;
     while at < found {
@@ -46,6 +38,17 @@ pub fn farthest(ranks: &[Vec<TierRun>], found: usize) -> Vec<TierRun> {
         at = end;
     }
     merged
+}
+
+/// Where runs and a last one end, and their tiers.
+fn ends<'a>(
+    runs: &'a [TierRun],
+    last: &'a TierRun,
+) -> impl Iterator<Item = (usize, BlockTier)> + 'a {
+    runs.iter().chain(once(last)).scan(0_usize, |end, run| {
+        *end = end.saturating_add(run.blocks);
+        Some((*end, run.tier))
+    })
 }
 
 #[cfg(test)]
@@ -70,7 +73,7 @@ mod tests {
             ranks in prop::collection::vec(prop::collection::vec(run(), 0..6), 1..5),
             found in 0..30_usize,
         ) {
-            let merged = farthest(&ranks, found);
+            let merged = farthest_runs(&ranks, found);
             let expected = (0..found).map(|at| {
                 let tiers = ranks.iter().map(|runs| each(runs).nth(at).unwrap_or(BlockTier::Log));
                 tiers.max_by_key(|tier| *tier as usize).unwrap()

@@ -24,7 +24,7 @@ DISK_BYTES, PIECE_BYTES, READERS = 16 << 20, 1 << 20, 4
 SMALL_BYTES, SMALL_READS = 4096, 8
 # Seconds after which a slow disk writes no more, and those after which it reads no more.
 MOST_WRITE_S, MOST_DISK_S = 0.3, 0.4
-# Seconds after which a disk is not waited for any more.
+# Most seconds for all of that.
 MOST_WAIT_S = 0.9
 MEMORY_BYTES, MEMORY_LATENCY_S = 32 << 20, 1e-4
 # Rows, columns and inner size of the products that show how fast a device computes. A larger one is
@@ -41,7 +41,7 @@ def tiers(place: str) -> dict[str, tuple[float, float]]:
     """
     measured = {"dram": (MEMORY_LATENCY_S, memory())}
     if not place.startswith(SOCKET_PREFIX):
-        # A thread of its own: a disk that hangs keeps all that wait for it.
+        # In a thread, which a disk that hangs would block.
         found = list[tuple[float, float] | None]()
         reads = threading.Thread(
             target=lambda: found.append(disk(Path(place))), name="dalsegno-probe", daemon=True
@@ -124,10 +124,10 @@ def _bytes_per_s(file: int, size: int) -> float:
         return PIECE_BYTES
 
     with ThreadPoolExecutor(READERS, "dalsegno-probe") as readers:
-        count = sum(readers.map(read, range(0, size, PIECE_BYTES)))
-    if not count:
+        read_bytes = sum(readers.map(read, range(0, size, PIECE_BYTES)))
+    if not read_bytes:
         raise OSError("nothing was read in time")
-    return count / (time.perf_counter() - started)
+    return read_bytes / (time.perf_counter() - started)
 
 
 def memory() -> float:
