@@ -268,8 +268,20 @@ class CostModel:
             InvalidError: There is no such tier.
         """
 
+    def note_late_in_step(self, tier: str) -> None:
+        """Learns that a load was given up because its step would have waited too long.
+
+        Until a load or a read of the tier is measured, nothing is worth loading from it.
+
+        Args:
+            tier: ``dram``, ``log`` or ``far``.
+
+        Raises:
+            InvalidError: There is no such tier.
+        """
+
     def note_given_up(self, tier: str, size: float) -> None:
-        """Learns that a load was given up.
+        """Learns that a load was given up for which its request waited.
 
         Until one of the tier is measured again, nothing is worth loading from it.
 
@@ -320,6 +332,7 @@ class CostModel:
         backlog_s: float = 0.0,
         waiting: int = 0,
         queued: tuple[float, float, float] = ...,
+        load_all: bool = False,
     ) -> LoadChoice:
         """Chooses how many leading blocks of a prompt to load.
 
@@ -341,6 +354,7 @@ class CostModel:
             backlog_s: Seconds that the engine computes for requests before this one.
             waiting: Requests that wait behind this one; their first tokens count as well.
             queued: Bytes that are queued for ``dram``, ``log`` and ``far``.
+            load_all: All blocks are loaded, whatever that costs; only the way is chosen.
 
         Raises:
             InvalidError: There is no such tier.
@@ -351,9 +365,10 @@ class CostModel:
 
         Returns:
             ``compute`` and one entry for each tier, each with ``coefficients`` in seconds,
-            ``measured`` (how often), ``drifts`` (how often the work has changed), and ``low`` and
-            ``high`` (factors between what is expected and what most measurements exceed, or do not
-            exceed).
+            ``measured`` (how often), ``drifts`` (how often the work has changed), ``late_s``
+            (seconds by which most short work is late, however short), and ``low`` and ``high``
+            (factors between what is expected and what most measurements exceed, or do not exceed
+            but for ``late_s``).
         """
 
 @final

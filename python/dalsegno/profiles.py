@@ -29,7 +29,7 @@ COMPUTE = ("step_s", "token_s", "pair_s", "read_s")
 TIERS = ("dram", "log", "far")
 TRANSFER = ("latency_s", "byte_s")
 # What a model says of how it learned.
-COUNTS = ("measured", "drifts", "low", "high")
+COUNTS = ("measured", "drifts", "low", "high", "late_s")
 # Seconds before the first byte, and bytes per second, of tiers that nobody has measured.
 TIER_PRIORS = {"dram": (1e-3, 4e9), "log": (2e-3, 1e9), "far": (2e-2, 5e8)}
 # Seconds that a coefficient has at least, and that none of an engine or a tier exceeds.

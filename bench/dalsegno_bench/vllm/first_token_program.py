@@ -74,9 +74,9 @@ class _Recorded:
         recorded = self
 
         class Recording(LoadDecider):
-            def _choose(self, wish: Any) -> Any:
+            def _choose(self, wish: Any, *, load_all: bool) -> Any:
                 recorded.decider = self
-                choice = super()._choose(wish)
+                choice = super()._choose(wish, load_all=load_all)
                 recorded.choices.append(_described(choice, wish))
                 return choice
 

@@ -138,13 +138,14 @@ fn positive(name: &str, value: f64) -> PyResult<f64> {
 fn explained<const TERMS: usize>(learned: &Learned<TERMS>, names: [&str; TERMS]) -> Value {
     let coefficients: HashMap<&str, f64> =
         names.into_iter().zip(learned.coefficients().iter().copied()).collect();
-    let (low, high) = learned.spread();
+    let (low, high, late_s) = learned.spread();
     json!({
         "coefficients": coefficients,
         "measured": learned.measured(),
         "drifts": learned.drifts(),
         "low": low,
         "high": high,
+        "late_s": late_s,
     })
 }
 
@@ -214,7 +215,21 @@ impl PyCostModel {
         Ok(())
     }
 
-    /// Learns that a load was given up.
+    /// Learns that a load was given up because its step would have waited too long.
+    ///
+    /// Until a load or a read of the tier is measured, nothing is worth loading from it.
+    ///
+    /// Args:
+    ///     tier: ``dram``, ``log`` or ``far``.
+    ///
+    /// Raises:
+    ///     InvalidError: There is no such tier.
+    fn note_late_in_step(&self, tier: &str) -> PyResult<()> {
+        self.model.lock().note_late_in_step(tier_of(tier)?);
+        Ok(())
+    }
+
+    /// Learns that a load was given up for which its request waited.
     ///
     /// Until one of the tier is measured again, nothing is worth loading from it.
     ///
@@ -271,13 +286,14 @@ impl PyCostModel {
     ///     backlog_s: Seconds that the engine computes for requests before this one.
     ///     waiting: Requests that wait behind this one; their first tokens count as well.
     ///     queued: Bytes that are queued for ``dram``, ``log`` and ``far``.
+    ///     load_all: All blocks are loaded, whatever that costs; only the way is chosen.
     ///
     /// Raises:
     ///     InvalidError: There is no such tier.
     #[pyo3(signature = (
         runs, *, block_bytes, block_tokens, computed, prompt, chunk, layers, guard_s,
         most_overlapped=0, most_copied=0, most_wait_s=f64::INFINITY, most_load_s=f64::INFINITY,
-        notice_s=0.0, backlog_s=0.0, waiting=0, queued=(0.0, 0.0, 0.0)
+        notice_s=0.0, backlog_s=0.0, waiting=0, queued=(0.0, 0.0, 0.0), load_all=false
     ))]
     #[expect(clippy::too_many_arguments, reason = "named in Python")]
     fn choose(
@@ -298,6 +314,7 @@ impl PyCostModel {
         backlog_s: f64,
         waiting: u32,
         queued: (f64, f64, f64),
+        load_all: bool,
     ) -> PyResult<PyLoadChoice> {
         let run = |(tier, blocks): (String, usize)| Ok(TierRun { tier: tier_of(&tier)?, blocks });
         let runs: Vec<TierRun> = runs.into_iter().map(run).collect::<PyResult<_>>()?;
@@ -312,6 +329,7 @@ impl PyCostModel {
             ahead: Ahead { notice_s, most_s: most_load_s },
             others: Others { backlog_s, waiting: f64::from(waiting) },
             guard_s,
+            load_all,
         };
         let queued = [queued.0, queued.1, queued.2];
         let situation = Situation { runs: &runs, block_bytes, queued, question };
@@ -322,9 +340,10 @@ impl PyCostModel {
     ///
     /// Returns:
     ///     ``compute`` and one entry for each tier, each with ``coefficients`` in seconds,
-    ///     ``measured`` (how often), ``drifts`` (how often the work has changed), and ``low`` and
-    ///     ``high`` (factors between what is expected and what most measurements exceed, or do not
-    ///     exceed).
+    ///     ``measured`` (how often), ``drifts`` (how often the work has changed), ``late_s``
+    ///     (seconds by which most short work is late, however short), and ``low`` and ``high``
+    ///     (factors between what is expected and what most measurements exceed, or do not exceed
+    ///     but for ``late_s``).
     fn explain<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let model = self.model.lock();
         let compute =

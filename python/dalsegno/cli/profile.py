@@ -48,8 +48,8 @@ def profile_show(
     """Explain every number that decides what is loaded.
 
     For each kind of engine: how long it computes, how fast each tier loads, how often both were
-    measured, and what that means for prompts of some lengths. "high" is a factor: most loads take
-    at most so many times what is expected, and that is what decisions count with.
+    measured, and what that means for prompts of some lengths. Decisions count with what most loads
+    do not exceed: "high" times what is expected, and "late" more.
 
     Example:
       dalsegno profile show
@@ -97,7 +97,7 @@ def _show(path: Path, known: dict[str, Any]) -> None:
 def show_tiers(learned: dict[str, Any]) -> None:
     """Prints how fast each tier loads."""
     show.table(
-        ("tier", "latency>", "speed>", "high>", "measured>", "changes>"),
+        ("tier", "latency>", "speed>", "high>", "late>", "measured>", "changes>"),
         [_tier(tier, learned[tier]) for tier in profiles.TIERS],
     )
 
@@ -110,6 +110,7 @@ def _tier(tier: str, learned: dict[str, Any]) -> tuple[str, ...]:
         seconds(coefficients["latency_s"]),
         f"{show.byte_count(int(speed))}/s",
         f"{learned['high']:.2f}",
+        seconds(learned["late_s"]),
         f"{measured:,}" if measured else "assumed",
         f"{learned['drifts']:,}",
     )

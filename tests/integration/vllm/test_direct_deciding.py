@@ -63,7 +63,8 @@ def test_a_step_waits_no_longer_than_it_may() -> None:
         assert decides.decide(wish("dram", most_copied=60)).in_step
         assert not decides.decide(wish("dram")).in_step
         # A second of the disk is more than the rest of the prompt computes: `auto` loads less.
-        learn(decides, "log", 0.9)
+        for count in (60, 6, 60):
+            learn(decides, "log", 0.9 * count / 60, count)
         decided = decides.decide(wish("log", most_read=60))
         assert decided.in_step == (policy == "auto")
         assert not decided.in_step or decided.load_s <= 0.05 + decided.step_s
@@ -125,7 +126,7 @@ def test_a_load_that_failed_makes_nothing_faster() -> None:
     assert decides.model.load_s("log", 60 * MIB) > before
 
 
-def test_after_a_late_load_no_step_waits_until_one_was_measured() -> None:
+def test_after_a_late_load_no_step_waits_until_one_was_in_time() -> None:
     decides = decider()
     decided = decides.decide(wish("log", most_read=60))
     assert decided.in_step
@@ -134,8 +135,21 @@ def test_after_a_late_load_no_step_waits_until_one_was_measured() -> None:
     assert not decides.decide(wish("log", most_read=60)).blocks
     # It is another tier that was late.
     assert decides.decide(wish("far", most_read=60)).in_step
-    learn(decides, "log", 0.06)
-    assert decides.decide(wish("log", most_read=60)).in_step
+    # A read says how fast the tier is: the request waits for the load.
+    decides.note_read("log", 15 * MIB, 0.015)
+    decided = decides.decide(wish("log", most_read=60))
+    assert (decided.blocks, decided.in_step) == (60, False)
+    # A step waits for the blocks before those of the tier.
+    both = replace(wish("log", most_read=60), runs=[("far", 40), ("log", 20)])
+    assert not decides.decide(both).in_step or decides.decide(both).blocks <= 40
+    for needed in (1, 4, 16):
+        for _ in range(needed):
+            assert not decides.decide(wish("log", most_read=60)).in_step
+            learn(decides, "log", 0.06)
+        assert decides.decide(wish("log", most_read=60)).in_step
+        decides.begin_load(1, [("log", 60)], 60)
+        decides.end_load(1, 0.051, is_whole=False, was_late=True)
+        decides.note_read("log", 15 * MIB, 0.015)
     # The policy that loads always loads ahead.
     always = decider(load_policy="always")
     always.begin_load(1, [("log", 60)], 60)

@@ -16,6 +16,7 @@ from tests.integration.vllm.direct_pages import TOKENS, prefix_name
 from tests.integration.vllm.direct_rig import Rig
 from tests.served import serving
 
+from dalsegno.integrations.common.deciding import Decision
 from dalsegno.integrations.vllm import events
 from dalsegno.integrations.vllm.direct import choice
 
@@ -70,8 +71,9 @@ def test_all_loads_of_a_step_delay_it_together_for_a_bounded_time(
         rig.ask(f"first {at}", document)
     rig.settle()
     rig.forget()
-    # Reading may take as long as the step computes.
-    rig.scheduler._offers.decider._step_s = lambda *_: 10.0  # type: ignore[method-assign]
+    decider = rig.scheduler._offers.decider
+    decided = Decision(4, in_step=True, step_s=10.0)
+    decider.decide = lambda _: decided  # type: ignore[method-assign]
     rig.hooks_run = hooks_run
     for worker in rig.workers:
         worker._begin_load = lambda job: HangingLoad(job.timeout_s)  # type: ignore[method-assign]

@@ -59,19 +59,38 @@ class Costs:
         """Returns the seconds in which a request computes its tokens."""
         return sum(self.step(*part) for part in chunks(begin, end))
 
-    def load(self, runs: list[tuple[str, int]], count: int) -> float:
-        """Returns the seconds in which leading blocks arrive."""
+    def load(self, runs: list[tuple[str, int]], count: int, part: float = 1.0) -> float:
+        """Returns the seconds in which leading blocks arrive, or this part of each."""
         seconds = 0.0
         for tier, blocks in runs:
             taken = min(blocks, count)
             count -= taken
-            seconds += self.tiers[tier](taken * ENGINE.block_bytes) if taken else 0.0
+            seconds += self.tiers[tier](taken * ENGINE.block_bytes * part) if taken else 0.0
         return seconds
 
 
 def affine(latency_s: float, bytes_per_s: float) -> Callable[[float], float]:
     """Returns the time of loads from a tier."""
     return lambda size: latency_s + size / bytes_per_s
+
+
+class Bursts:
+    """A disk that brings all bytes of a while at its start, as limits of a disk's rate do."""
+
+    EACH_S = 0.1
+
+    def __init__(self, bytes_per_s: float, seed: int) -> None:
+        self._bytes_per_s, self._random = bytes_per_s, random.Random(seed)
+        self.next_request()
+
+    def next_request(self) -> None:
+        """Lets some time pass: how much of a while is left when a load begins."""
+        self._left = self._random.random()
+
+    def __call__(self, size: float) -> float:
+        """Returns the seconds in which so many bytes arrive."""
+        whiles = math.ceil(size / (self._bytes_per_s * self.EACH_S))
+        return 1e-3 + self.EACH_S * max(0.0, whiles - 1 + self._left)
 
 
 def hangs(size: float) -> float:
@@ -158,20 +177,24 @@ class Served:
         return self.first_token_s <= best_s + self.guard_s * 1.001
 
 
-def step(load_s: float, step_s: float) -> tuple[float, float]:
+def step(load_s: Callable[[float], float], step_s: float) -> tuple[float, float]:
     """Computes a step that waits for each layer of a load.
+
+    Args:
+        load_s: Seconds in which this part of it arrives.
+        step_s: Seconds that the step computes.
 
     Returns:
         The seconds for which it waits, and those after which the load ended or was given up.
     """
     now = waited_s = 0.0
     for layer in range(1, ENGINE.layers + 1):
-        wait_s = max(0.0, load_s * layer / ENGINE.layers - now)
+        wait_s = max(0.0, load_s(layer / ENGINE.layers) - now)
         if waited_s + wait_s > ENGINE.max_wait_s:
             return ENGINE.max_wait_s, now + ENGINE.max_wait_s - waited_s
         waited_s += wait_s
         now += wait_s + step_s / ENGINE.layers
-    return waited_s, load_s
+    return waited_s, load_s(1.0)
 
 
 Clock = Callable[[float], float]
@@ -185,10 +208,12 @@ class World:
         costs: What computing and loading really take.
         clock: What a clock measures of a time.
         in_steps: Whether steps may wait for blocks.
+        most_load_s: Seconds after which loads are given up.
     """
 
     def __init__(self, decides: LoadDecider, seed: int = 1, *, in_steps: bool = False) -> None:
         self.decides, self.costs, self.in_steps = decides, Costs(), in_steps
+        self.most_load_s = SETTINGS.load_timeout_s
         self._random = random.Random(seed)
         self._number = 0
         self.clock: Clock = lambda seconds: seconds * self._random.gauss(1, NOISE)
@@ -238,11 +263,12 @@ class World:
         load_s = self.costs.load(runs, decision.blocks)
         begin = decision.blocks * ENGINE.block_tokens
         step_s = self.costs.compute(begin, min(wish.prompt, begin + ENGINE.chunk))
-        limit_s, was_late = self.decides.limit_s(decision, SETTINGS.load_timeout_s), False
+        limit_s, was_late = self.decides.limit_s(decision, self.most_load_s), False
         taken_s, is_whole = min(load_s, limit_s), load_s <= limit_s
         waited_s = taken_s
         if decision.in_step:
-            waited_s, taken_s = step(load_s, step_s)
+            blocks = decision.blocks
+            waited_s, taken_s = step(lambda part: self.costs.load(runs, blocks, part), step_s)
             is_whole = taken_s == load_s
             was_late = not is_whole
             # What the step has computed behind blocks that are not there is lost.
@@ -339,7 +365,7 @@ class Queue(World):
             if taken:
                 own_s = self.costs.tiers[tier](taken * ENGINE.block_bytes)
                 ends_at = free[tier] = max(ends_at, free[tier]) + own_s
-        limit_s = self.decides.limit_s(decision, SETTINGS.load_timeout_s)
+        limit_s = self.decides.limit_s(decision, self.most_load_s)
         self._number += 1
         self.decides.begin_load(self._number, wish.runs, decision.blocks)
         is_whole = ends_at - now <= limit_s

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from tests.unit.integrations.simulated_loads import (
     ENGINE,
+    Bursts,
     Costs,
     Queue,
     Served,
@@ -34,6 +35,10 @@ FOUND_AFTER = 30
 SEEN_AFTER = 10
 AGREE = 0.95
 WHOLE_BYTES = 64 << 20
+# Bursts: a prompt that a disk loads so many times faster than it is computed, a time limit that no
+# load reaches, and how often steps may be late of so many requests.
+PROMPT, LONG_S = 3072, 1e3
+FEW_FAILED, LATE_PART, NEAR = 7, 0.05, 1.06
 
 each_world = pytest.mark.parametrize(
     ("seed", "in_steps"), [(seed, in_steps) for in_steps in (False, True) for seed in (1, 2)]
@@ -154,8 +159,30 @@ def test_a_tier_whose_large_loads_are_slow_is_not_loaded_from_again_and_again(
     engine.costs.tiers["log"] = lambda size: (
         fast(min(size, WHOLE_BYTES)) + slow(max(0.0, size - WHOLE_BYTES))
     )
-    # Small loads that are fast let a large one be tried again, each time after more of them.
-    check(engine.serve(2 * REQUESTS), late=12, agree=0.8)
+    # Small loads that are fast let a large one be tried again, each time after more of them, and
+    # let a step wait again.
+    check(engine.serve(2 * REQUESTS), late=17 if in_steps else 12, agree=0.8)
+
+
+@each_world
+@pytest.mark.parametrize("times", [8.0, 4.0, 2.0, 1.0, 0.5])
+def test_a_disk_that_brings_bytes_in_bursts_is_used_ahead_and_late_for_few_steps(
+    *, seed: int, in_steps: bool, times: float
+) -> None:
+    engine = World(decider(load_timeout_s=LONG_S), seed, in_steps=in_steps)
+    engine.costs.slower, engine.most_load_s = 15.0, LONG_S
+    size = PROMPT // ENGINE.block_tokens * ENGINE.block_bytes
+    bursts = Bursts(times * size / engine.costs.compute(0, PROMPT), seed)
+    engine.costs.tiers["log"] = bursts
+    served = []
+    for _ in range(REQUESTS):
+        served += engine.serve(1)
+        bursts.next_request()
+    failed = [one for one in served if one.decision.in_step and not one.is_whole]
+    assert len(failed) <= FEW_FAILED
+    assert sum(one.is_late for one in served) <= LATE_PART * len(served)
+    best_s = sum(min(one.computed_s, one.loaded_s) for one in served)
+    assert sum(one.first_token_s for one in served) <= NEAR * best_s
 
 
 @pytest.mark.parametrize(("seed", "bytes_per_s"), [(1, 3e9), (2, 1e9), (3, 3e8)])

@@ -12,8 +12,9 @@
 //! the step in which its load ends.
 //!
 //! *Overlapped*: a step waits for each layer of the blocks before it computes that layer. With `L` layers, a load of
-//! `r` seconds and a step of `c`, both uniform over the layers, the step ends after `max(r + c / L, r / L + c)`: either
-//! the last layer is computed after it has arrived, or the first one has arrived before all are computed.
+//! `r` seconds whose first layer arrives after `f`, and a step of `c` that is uniform over the layers, the step ends
+//! after `max(r + c / L, f + c)`: either the last layer is computed after it has arrived, or the first one has arrived
+//! before all are computed. `f` is the latency of the tier and a part `1 / L` of the rest.
 
 use super::compute::ComputeModel;
 
@@ -23,9 +24,9 @@ const TRIED: usize = 24;
 const CLOSER: usize = 16;
 /// Runs whose borders are tried.
 const MOST_RUNS: usize = 16;
-/// A load inside a step may take so many times longer than predicted before the step gives it up: then everything is
-/// computed, far later than if the request had waited.
-const STEP_MARGIN: f64 = 1.25;
+/// A load may take so many times longer than predicted before it is given up: then everything is computed, far later
+/// than without it.
+const MARGIN: f64 = 1.25;
 /// A plan must gain this part of the guard to be worth its trouble.
 const LEAST_GAIN: f64 = 0.2;
 
@@ -47,10 +48,8 @@ pub struct Run {
 pub struct LargeRun {
     /// The smallest such number.
     pub blocks: f64,
-    /// Seconds for what is queued before them.
-    pub before_s: f64,
-    /// Seconds of a block.
-    pub block_s: f64,
+    /// Seconds by which they take longer.
+    pub late_s: f64,
 }
 
 impl Run {
@@ -58,8 +57,12 @@ impl Run {
     fn load_s(&self, blocks: usize) -> f64 {
         let count = number(blocks);
         let large = self.large.filter(|large| count >= large.blocks);
-        let large_s = large.map_or(0.0, |large| large.before_s + count * large.block_s);
-        large_s.max(self.latency_s + count * self.block_s)
+        self.latency_s + count * self.block_s + large.map_or(0.0, |large| large.late_s)
+    }
+
+    /// The seconds in which the first of so many layers of these blocks arrives.
+    fn first_layer_s(&self, blocks: usize, layers: f64) -> f64 {
+        self.latency_s + (self.load_s(blocks) - self.latency_s) / layers
     }
 }
 
@@ -86,6 +89,8 @@ pub struct Question<'a> {
     pub others: Others,
     /// Seconds by which the first token may come later than the model predicts without anything being wrong.
     pub guard_s: f64,
+    /// Everything is loaded, whatever that costs: only the way is chosen.
+    pub load_all: bool,
 }
 
 /// What is known of loads for which a request waits.
@@ -137,7 +142,7 @@ pub struct LoadChoice {
     pub first_token_s: f64,
     /// The same if nothing is loaded.
     pub computed_s: f64,
-    /// The same if everything is loaded, in the better way; infinite if that load would be given up.
+    /// The same if everything is loaded, in the better way; infinite if that load might be given up.
     pub loaded_s: f64,
     /// Seconds that most such loads do not exceed.
     pub load_s: f64,
@@ -165,21 +170,23 @@ pub fn choose(question: &Question<'_>, compute: &ComputeModel) -> LoadChoice {
     let everything = question.better(compute, total);
     let latest_s = nothing.first_token_s + question.others.backlog_s;
     let cost = |plan: &LoadPlan| plan.first_token_s + question.others.waiting * plan.engine_s;
-    let mut best = nothing;
+    let mut best = if question.load_all { everything } else { nothing };
     let compare = |blocks: usize, best: &mut LoadPlan| {
         let plan = question.better(compute, blocks);
         if plan.first_token_s <= latest_s && cost(&plan) < cost(best) {
             *best = plan;
         }
     };
-    for blocks in question.positions(total) {
-        compare(blocks, &mut best);
-    }
-    for blocks in between(best.blocks, total) {
-        compare(blocks, &mut best);
-    }
-    if cost(&nothing) - cost(&best) < LEAST_GAIN * question.guard_s {
-        best = nothing;
+    if !question.load_all {
+        for blocks in question.positions(total) {
+            compare(blocks, &mut best);
+        }
+        for blocks in between(best.blocks, total) {
+            compare(blocks, &mut best);
+        }
+        if cost(&nothing) - cost(&best) < LEAST_GAIN * question.guard_s {
+            best = nothing;
+        }
     }
     let choice = LoadChoice {
         blocks: best.blocks,
@@ -228,6 +235,7 @@ impl Question<'_> {
 
     /// The way of loading so many blocks after which the first token comes sooner.
     fn better(&self, compute: &ComputeModel, blocks: usize) -> LoadPlan {
+        let layers = self.layers.max(1.0);
         let load_s = self.load_s(blocks);
         let from = self.end_of(blocks);
         let rest_s = compute.request_s(from, self.prompt, self.chunk);
@@ -237,12 +245,15 @@ impl Question<'_> {
             return ahead;
         }
         let step_s = self.step_s(compute, from);
-        let layers = self.layers.max(1.0);
+        let first_s = self.sum(blocks, |run, count| run.first_layer_s(count, layers));
+        let waited_s = |part: f64, step_s: f64| {
+            (part * first_s).max(part * load_s - step_s * (layers - 1.0) / layers)
+        };
         let beside_s = if blocks <= self.overlap.most_copied { 0.0 } else { step_s };
-        if waited_s(STEP_MARGIN * load_s, beside_s, layers) > self.overlap.most_wait_s {
+        if waited_s(MARGIN, beside_s) > self.overlap.most_wait_s {
             return ahead;
         }
-        let overlapped_s = step_s + waited_s(load_s, step_s, layers);
+        let overlapped_s = step_s + waited_s(1.0, step_s);
         let all_s = overlapped_s + rest_s - step_s;
         if all_s > ahead.first_token_s {
             return ahead;
@@ -250,11 +261,11 @@ impl Question<'_> {
         LoadPlan { blocks, way: Way::Overlapped, first_token_s: all_s, engine_s: all_s }
     }
 
-    /// The seconds for which a request waits for so many blocks; infinite if their load would be given up.
+    /// The seconds for which a request waits for so many blocks; infinite if their load might be given up.
     fn ahead_s(&self, blocks: usize, load_s: f64) -> f64 {
         match blocks {
             0 => 0.0,
-            _ if load_s > self.ahead.most_s => f64::INFINITY,
+            _ if MARGIN * load_s > self.ahead.most_s => f64::INFINITY,
             _ => load_s + self.ahead.notice_s,
         }
     }
@@ -279,23 +290,22 @@ impl Question<'_> {
 
     /// The seconds in which so many leading blocks arrive.
     fn load_s(&self, blocks: usize) -> f64 {
-        let (mut left, mut load_s) = (blocks, 0.0);
+        self.sum(blocks, Run::load_s)
+    }
+
+    /// The sum of the times of runs, one after the other, as far as so many leading blocks.
+    fn sum(&self, blocks: usize, time: impl Fn(&Run, usize) -> f64) -> f64 {
+        let (mut left, mut sum_s) = (blocks, 0.0);
         for run in self.runs {
             let count = run.blocks.min(left);
             if count == 0 {
                 break;
             }
-            load_s += run.load_s(count);
+            sum_s += time(run, count);
             left -= count;
         }
-        load_s
+        sum_s
     }
-}
-
-/// The seconds for which a step of `step_s` waits for layers of a load of `load_s`: for the first one, or for all that
-/// the load takes longer than the layers before the last one.
-fn waited_s(load_s: f64, step_s: f64, layers: f64) -> f64 {
-    (load_s / layers).max(load_s - step_s * (layers - 1.0) / layers)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "far fewer blocks than 2^52")]

@@ -1,38 +1,40 @@
 //! A time that is learned, and how wrong its predictions were.
 //!
-//! 1. The predictions of the last [`KEPT`] measurements are compared with what was measured. The first measurements,
-//!    and those at which the work has changed, say nothing about predictions.
-//! 2. Two measurements in a row that are off by more than [`DRIFT`] to the same side mean that the work has changed:
-//!    what was learned is scaled, and the next measurements count like the first ones.
-//! 3. A high prediction for the work that was measured last is never below what that took: one slow measurement is
-//!    believed at once.
+//! 1. The predictions of the last measurements are compared with what was measured. The first measurements, and those
+//!    at which the work has changed, say nothing about predictions.
+//! 2. A measurement is a surprise if it is off by more than [`DRIFT`], and none of the last ones of work that was no
+//!    longer took as long, or none of work that was no shorter was as fast. Two in a row to the same side mean that the
+//!    work has changed: what was learned is scaled, and the second one counts like the first ones.
+//! 3. A high prediction for the work that was measured last is not below what that took, less what would be no unusual
+//!    delay: one slow measurement is believed at once.
 //! 4. Work that was given up has no time. Until other work was measured, a high prediction is longer than any
 //!    computing.
 
+use super::recent::{Precedents, Recent, Usual};
 use super::regression::{Regression, is_time};
 
-/// Predictions that are remembered.
-const KEPT: usize = 32;
 /// A prediction that is off by this factor is a surprise.
 const DRIFT: f64 = 1.5;
-/// The part of measurements that are below a high prediction, and above a low one.
-const CONFIDENCE: f64 = 0.8;
 /// A high prediction over the expected time, after work was given up.
 const GIVEN_UP: f64 = 1e6;
+
+/// A measurement that is far from what was expected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Surprise {
+    Late,
+    Early,
+}
 
 /// The time of one kind of work, in seconds.
 #[derive(Clone, Debug)]
 pub struct Learned<const TERMS: usize> {
     regression: Regression<TERMS>,
-    /// Measured over predicted, in a ring.
-    ratios: [f64; KEPT],
-    /// The last ratio of a prediction; 1 after a change.
-    last: f64,
+    recent: Recent<TERMS>,
+    usual: Usual,
+    /// The last measurement was one, and the work had not changed.
+    surprise: Option<Surprise>,
     measured: u64,
     drifts: u64,
-    /// Of the ratios; those of a perfect prediction without any.
-    low: f64,
-    high: f64,
 }
 
 impl<const TERMS: usize> Learned<TERMS> {
@@ -40,8 +42,9 @@ impl<const TERMS: usize> Learned<TERMS> {
     #[must_use]
     pub fn new(prior: [f64; TERMS], spread: f64) -> Self {
         let regression = Regression::new(prior, spread);
-        let ratios = [1.0; KEPT];
-        Self { regression, ratios, last: 1.0, measured: 0, drifts: 0, low: 1.0, high: 1.0 }
+        let recent = Recent::new();
+        let usual = recent.usual();
+        Self { regression, recent, usual, surprise: None, measured: 0, drifts: 0 }
     }
 
     /// The time that is expected.
@@ -53,13 +56,7 @@ impl<const TERMS: usize> Learned<TERMS> {
     /// A time that most measurements do not exceed.
     #[must_use]
     pub fn high(&self, terms: &[f64; TERMS]) -> f64 {
-        self.high * self.regression.time(terms)
-    }
-
-    /// A time that most measurements exceed.
-    #[must_use]
-    pub fn low(&self, terms: &[f64; TERMS]) -> f64 {
-        self.low * self.regression.time(terms)
+        self.usual.late_s + self.usual.high * self.regression.time(terms)
     }
 
     /// The coefficients, in seconds for one unit of each term.
@@ -80,10 +77,10 @@ impl<const TERMS: usize> Learned<TERMS> {
         self.drifts
     }
 
-    /// The factors between an expected time and a low and a high one.
+    /// The factors between an expected time and a low and a high one, and the seconds by which a high one is longer.
     #[must_use]
-    pub fn spread(&self) -> (f64, f64) {
-        (self.low, self.high)
+    pub fn spread(&self) -> (f64, f64, f64) {
+        (self.usual.low, self.usual.high, self.usual.late_s)
     }
 
     /// Learns that work took so long.
@@ -93,47 +90,38 @@ impl<const TERMS: usize> Learned<TERMS> {
             self.regression.note(terms, seconds);
             return;
         }
-        let ratio = seconds / expected;
-        let has_changed = same_surprise(ratio, self.last);
+        let precedents = self.recent.precedents(expected, |terms| self.regression.time(terms));
+        let surprise = surprise_of(expected, seconds, precedents);
+        let has_changed = surprise.is_some() && surprise == self.surprise;
         if has_changed {
-            self.regression.scale(ratio);
+            self.regression.scale(seconds / expected);
             self.drifts += 1;
-            self.ratios = [1.0; KEPT];
+            self.recent.change(seconds / expected);
         }
         self.regression.note(terms, seconds);
-        self.last = if has_changed { 1.0 } else { ratio };
-        let rest = seconds / self.regression.time(terms).max(f64::MIN_POSITIVE);
+        self.surprise = surprise.filter(|_| !has_changed);
+        let time = self.regression.time(terms).max(f64::MIN_POSITIVE);
         let is_first = self.measured <= TERMS as u64;
-        let at = usize::try_from(self.measured % KEPT as u64).unwrap_or_default();
-        self.ratios[at] = if has_changed || is_first { rest } else { ratio };
+        let compared = if has_changed || is_first { time } else { expected };
+        self.recent.push(*terms, compared, seconds);
         self.measured += 1;
-        let mut sorted = self.ratios;
-        sorted.sort_by(f64::total_cmp);
-        self.high = quantile(&sorted, CONFIDENCE).max(rest).max(1.0);
-        self.low = quantile(&sorted, 1.0 - CONFIDENCE).min(1.0);
+        self.usual = self.recent.usual();
+        let delay_s = (DRIFT * precedents.delay).max(self.usual.late_s);
+        self.usual.high = self.usual.high.max((seconds - delay_s) / time);
     }
 
     /// Learns that work was given up.
     pub fn note_given_up(&mut self) {
-        self.high = self.high.max(GIVEN_UP);
+        self.usual.high = self.usual.high.max(GIVEN_UP);
     }
 }
 
-/// Whether two ratios are surprises of the same kind.
-fn same_surprise(one: f64, other: f64) -> bool {
-    is_surprise(one) && is_surprise(other) && (one > 1.0) == (other > 1.0)
-}
-
-fn is_surprise(ratio: f64) -> bool {
-    !(1.0 / DRIFT..=DRIFT).contains(&ratio)
-}
-
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    clippy::cast_precision_loss,
-    reason = "a position in a short list"
-)]
-fn quantile(sorted: &[f64], part: f64) -> f64 {
-    sorted[(part * (sorted.len() - 1) as f64).round() as usize]
+fn surprise_of(expected: f64, seconds: f64, precedents: Precedents) -> Option<Surprise> {
+    if seconds > (DRIFT * expected).max(precedents.longest) {
+        Some(Surprise::Late)
+    } else if DRIFT * seconds < expected && seconds < precedents.shortest {
+        Some(Surprise::Early)
+    } else {
+        None
+    }
 }

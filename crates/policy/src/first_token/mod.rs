@@ -4,6 +4,7 @@ mod choice;
 mod compute;
 mod learned;
 mod model;
+mod recent;
 mod regression;
 mod runs;
 mod transfer;

@@ -51,6 +51,11 @@ impl CostModel {
         self.tiers[tier as usize].note_read(bytes, seconds);
     }
 
+    /// Learns that a load from one tier was late for its step; see [`TransferModel::note_late_in_step`].
+    pub fn note_late_in_step(&mut self, tier: BlockTier) {
+        self.tiers[tier as usize].note_late_in_step();
+    }
+
     /// Learns that a load from one tier was given up; see [`TransferModel::note_given_up`].
     pub fn note_given_up(&mut self, tier: BlockTier, bytes: f64) {
         self.tiers[tier as usize].note_given_up(bytes);
@@ -85,8 +90,7 @@ impl CostModel {
             let block_s = tier.more_s(before, bytes);
             let large = tier.large().map(|large| {
                 let behind = (large.bytes - before).max(0.0);
-                let (before_s, block_s) = (before * large.byte_s, bytes * large.byte_s);
-                LargeRun { blocks: behind / bytes, before_s, block_s }
+                LargeRun { blocks: behind / bytes, late_s: large.late_s }
             });
             Run { blocks: run.blocks, latency_s, block_s, large }
         };

@@ -1,9 +1,9 @@
 //! How long blocks of a tier take to arrive.
 //!
-//! 1. After a load was given up, none is predicted to have more bytes per second than the largest one that was measured
-//!    since: a few small ones say little of a large one.
-//! 2. A load that was given up or late is believed for its size: until others were measured, none that is at least half
-//!    as large is predicted to be faster. Each time in a row it takes four times as many of them, at most
+//! 1. After a load was given up, for whatever reason, none is predicted to have more bytes per second than the largest
+//!    one that was measured since: a few small ones say little of a large one.
+//! 2. A load that was given up or late is believed for its size: until others were measured, each that is at least half
+//!    as large is predicted to be as late. Each time in a row it takes four times as many of them, at most
 //!    [`MOST_NEEDED`], so a tier that is fast for small loads only costs few late requests.
 
 use super::learned::Learned;
@@ -18,8 +18,8 @@ const MORE_NEEDED: u32 = 4;
 const MOST_NEEDED: u32 = 1024;
 /// A load that was in time says little of those that are so many times larger.
 const LARGER: f64 = 2.1;
-/// Seconds of a byte of a load that was given up: longer than any computing, but a number.
-const NEVER_BYTE_S: f64 = 1e3;
+/// Seconds of a load that was given up: longer than any computing, but a number.
+const NEVER_S: f64 = 1e9;
 
 /// What is assumed of a tier until it was measured.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -42,8 +42,8 @@ struct Proven {
 #[derive(Clone, Copy, Debug)]
 struct Doubt {
     bytes: f64,
-    /// Seconds of a byte, on average.
-    byte_s: f64,
+    /// Seconds by which it took longer than others let expect.
+    late_s: f64,
     /// Measurements after which the next one was needed.
     needed: u32,
     /// Measurements until a load of the size may be tried again.
@@ -55,8 +55,8 @@ struct Doubt {
 pub struct LargeLoads {
     /// Bytes of the smallest of them.
     pub bytes: f64,
-    /// Seconds of a byte.
-    pub byte_s: f64,
+    /// Seconds by which they take longer.
+    pub late_s: f64,
 }
 
 /// The time of loads from one tier, as it was measured.
@@ -107,25 +107,33 @@ impl TransferModel {
         self.learn(bytes, seconds);
     }
 
-    /// Learns that a load was given up. Until one is measured again, none is predicted to be worth it.
-    pub fn note_given_up(&mut self, bytes: f64) {
+    /// Learns that a step did not wait any longer for a load. That says little of how long requests would wait: until a
+    /// load or a read is measured, no load is predicted to be worth it.
+    pub fn note_late_in_step(&mut self) {
         self.learned.note_given_up();
         self.proven = Some(Proven { bytes: 0.0, byte_s: 0.0 });
-        self.note_late(bytes.max(1.0), NEVER_BYTE_S);
+    }
+
+    /// Learns that a load was given up for which a request waited. Until one is measured again, none is predicted to be
+    /// worth it.
+    pub fn note_given_up(&mut self, bytes: f64) {
+        self.note_late_in_step();
+        self.note_late(bytes.max(1.0), NEVER_S);
     }
 
     /// Compares a load with what was predicted for its size.
     fn compare(&mut self, bytes: f64, seconds: f64) {
         // The first measurements are no surprise.
+        let late_s = seconds - self.usual_s(bytes);
         let was_late = self.learned.measured() > 2 && seconds > LATE * self.load_s(bytes);
         match &mut self.doubt {
-            None if was_late => self.note_late(bytes, seconds / bytes),
+            None if was_late => self.note_late(bytes, late_s),
             None => {}
             Some(doubt) => {
                 let is_retry = doubt.left == 0;
                 doubt.left = doubt.left.saturating_sub(1);
                 if was_late {
-                    self.note_late(bytes, seconds / bytes);
+                    self.note_late(bytes, late_s);
                 } else if is_retry && bytes >= doubt.bytes {
                     self.doubt = None;
                 } else if bytes >= doubt.bytes / 2.0 {
@@ -136,21 +144,21 @@ impl TransferModel {
         }
     }
 
-    fn note_late(&mut self, size: f64, byte_s: f64) {
+    fn note_late(&mut self, size: f64, late_s: f64) {
         let needed = match self.doubt {
             None => 1,
             Some(doubt) if doubt.left == 0 => (doubt.needed * MORE_NEEDED).min(MOST_NEEDED),
             Some(doubt) => doubt.needed,
         };
         let least = self.doubt.map_or(size, |doubt| doubt.bytes.min(size));
-        self.doubt = Some(Doubt { bytes: least, byte_s, needed, left: needed });
+        self.doubt = Some(Doubt { bytes: least, late_s, needed, left: needed });
     }
 
     /// The seconds that most loads of so many bytes do not exceed.
     #[must_use]
     pub fn load_s(&self, bytes: f64) -> f64 {
-        let large_s = self.large().filter(|large| bytes >= large.bytes);
-        self.usual_s(bytes).max(large_s.map_or(0.0, |large| bytes * large.byte_s))
+        let large = self.large().filter(|large| bytes >= large.bytes);
+        self.usual_s(bytes) + large.map_or(0.0, |large| large.late_s)
     }
 
     /// The same for loads of which none is large.
@@ -170,7 +178,7 @@ impl TransferModel {
     #[must_use]
     pub fn large(&self) -> Option<LargeLoads> {
         let doubt = self.doubt.filter(|doubt| doubt.left > 0)?;
-        Some(LargeLoads { bytes: doubt.bytes / 2.0, byte_s: doubt.byte_s })
+        Some(LargeLoads { bytes: doubt.bytes / 2.0, late_s: doubt.late_s })
     }
 
     fn proven_byte_s(&self) -> f64 {

@@ -129,6 +129,42 @@ fn a_tier_that_is_fast_for_small_loads_only_has_few_late_loads() {
     assert!(tier.load_s(4e8) < 0.1);
 }
 
+/// A disk with a limited rate: small loads wait for the next burst, and large ones hardly notice.
+#[test]
+fn a_delay_that_does_not_grow_with_a_load_makes_no_large_one_slow() {
+    let mut tier = TransferModel::new(TransferPrior { latency_s: 2e-3, bytes_per_s: 1e9 });
+    let (rate, large) = (1e9, 2e9);
+    for at in 0..200_u32 {
+        let wait_s = f64::from(at * 37 % 100) / 1e3;
+        let bytes = if at % 4 == 0 { 5e8 } else { 2e6 };
+        tier.note(bytes, bytes / rate + wait_s);
+        if at > 20 {
+            let ratio = tier.load_s(large) / (large / rate);
+            assert!((0.8..2.0).contains(&ratio), "after {at}: {ratio}");
+            // Most loads are in time.
+            assert!(at < 40 || tier.load_s(2e6) > 0.05);
+        }
+    }
+    // A disk that became slow is noticed.
+    tier.note(2e6, 1.0);
+    assert!(tier.load_s(large) > 10.0 * large / rate);
+}
+
+#[test]
+fn a_load_that_was_late_for_its_step_says_nothing_of_large_ones() {
+    let mut tier = TransferModel::new(TransferPrior { latency_s: 2e-3, bytes_per_s: 1e9 });
+    for _ in 0..10 {
+        tier.note(1e9, 1.0);
+    }
+    let usual = tier.load_s(1e9);
+    for _ in 0..20 {
+        tier.note_late_in_step();
+        assert!(tier.load_s(1e6) > 1e3);
+        tier.note_read(1e8, 0.1);
+        assert!(tier.load_s(1e9) < 1.1 * usual && tier.large().is_none());
+    }
+}
+
 fn runs() -> impl Strategy<Value = Vec<Run>> {
     let run = (1_usize..300, 0.0..0.1, 0.0..0.02).prop_map(|(blocks, latency_s, block_s)| Run {
         blocks,
@@ -179,6 +215,7 @@ proptest! {
             ahead: Ahead { notice_s: 0.0, most_s: f64::INFINITY },
             others: Others { backlog_s: 0.0, waiting: 0.0 },
             guard_s: 0.005,
+            load_all: false,
         };
         let choice = choose(&question, &ComputeModel::new(prior(factor)));
         prop_assert!(choice.first_token_s <= choice.computed_s + 1e-12);

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from dalsegno.integrations.common.settings import StoreSettings
+from dalsegno.integrations.common.step_waits import StepWaits
 from dalsegno.integrations.common.steps import StepTime
 from dalsegno.integrations.common.wishes import Runs, Wish, farthest
 from dalsegno.profiles import TIERS, Profile
@@ -115,8 +116,7 @@ class LoadDecider:
         self.model: Any = profile.model()
         self._running: dict[int, _Running] = {}
         self.read: Mapping[str, int] = {}
-        # Tiers whose last load inside a step was late.
-        self._doubted: set[str] = set()
+        self._step_waits = StepWaits()
         # Steps of prompts that were measured here, and how long the last step took.
         self._steps, self._last_step_s = 0, 0.0
 
@@ -125,11 +125,11 @@ class LoadDecider:
         policy = self._settings.load_policy
         if policy == "never" or not wish.blocks:
             return Decision(0)
-        if any(tier in self._doubted for tier, _ in wish.runs):
-            wish = replace(wish, most_read=wish.most_copied)
-        if policy == "always":
-            return self._always(wish)
-        choice = self._choose(wish)
+        most = self._step_waits.allowed(wish.runs)
+        if most < max(wish.most_copied, wish.most_read):
+            copied, read = min(wish.most_copied, most), min(wish.most_read, most)
+            wish = replace(wish, most_copied=copied, most_read=read)
+        choice = self._choose(wish, load_all=policy == "always")
         blocks = wish.blocks * choice.blocks if wish.whole_bytes else choice.blocks
         in_step = choice.overlapped
         step_s = choice.step_s if in_step else 0.0
@@ -140,7 +140,7 @@ class LoadDecider:
         """Whether this engine has measured steps: else no step may rely on what it computes."""
         return self._steps >= FEW_STEPS
 
-    def _choose(self, wish: Wish) -> Any:
+    def _choose(self, wish: Wish, *, load_all: bool) -> Any:
         engine, objective = self.engine, self._settings.load_objective
         waiting, backlog_s = wish.waiting, wish.saved_s
         if objective == "latency":
@@ -170,6 +170,7 @@ class LoadDecider:
             notice_s=self._notice_s(wish),
             backlog_s=backlog_s,
             waiting=waiting,
+            load_all=load_all,
             queued=tuple(self._queued(tier) + wish.promised.get(tier, 0) for tier in TIERS),
         )
 
@@ -200,41 +201,8 @@ class LoadDecider:
 
     def loss_s(self, wish: Wish) -> float:
         """Returns by how many seconds loading all is predicted to be slower than computing it."""
-        decided = self._decision(wish, wish.blocks, in_step=False)
-        return decided.load_s - decided.saved_s
-
-    def _always(self, wish: Wish) -> Decision:
-        count = wish.blocks
-        is_allowed = count <= max(wish.most_copied, wish.most_read)
-        return self._decision(wish, count, in_step=is_allowed and self._may_wait(wish, count))
-
-    def _decision(self, wish: Wish, count: int, *, in_step: bool) -> Decision:
-        step_s = self._step_s(wish, count) if in_step else 0.0
-        end = wish.computed + count * self.engine.block_tokens
-        saved_s = self.model.request_s(wish.computed, end, self.engine.chunk)
-        return Decision(count, in_step, self._load_s(wish, count), step_s, saved_s)
-
-    def _may_wait(self, wish: Wish, count: int) -> bool:
-        """Whether a step may wait for so many blocks."""
-        # Copies take so little time that they are not set against what the step computes.
-        beside_s = 0.0 if count <= wish.most_copied else self._step_s(wish, count)
-        load_s, layers = self._load_s(wish, count), self.engine.layers
-        # For the first layer, or for what the load takes longer than those before the last one.
-        waited_s = max(load_s / layers, load_s - beside_s * (layers - 1) / layers)
-        return waited_s <= self.engine.max_wait_s
-
-    def _step_s(self, wish: Wish, count: int) -> float:
-        """Returns the seconds of the first step behind so many blocks."""
-        begin = wish.computed + count * self.engine.block_tokens
-        end = min(wish.prompt, begin + self.engine.chunk)
-        seconds: float = self.model.request_s(begin, end, self.engine.chunk)
-        return seconds
-
-    def _load_s(self, wish: Wish, count: int) -> float:
-        """Returns the seconds that most loads of so many leading blocks do not exceed."""
-        sizes = self.sizes(wish, count)
-        before = {one: self._queued(one) + wish.promised.get(one, 0) for one in sizes}
-        return float(sum(self.model.load_s(one, before[one] + sizes[one]) for one in sizes))
+        everything = self._choose(wish, load_all=True)
+        return float(everything.load_s - everything.saved_s)
 
     def sizes(self, wish: Wish, count: int) -> dict[str, int]:
         """Returns the bytes of so many leading blocks by tier."""
@@ -293,11 +261,12 @@ class LoadDecider:
         own_s = seconds - sum(expected[tier] for tier in expected if tier != slowest)
         if is_whole and own_s > 0:
             self.model.note_load(slowest, sizes[slowest], own_s)
-            self._doubted.discard(slowest)
-        elif was_late or own_s > expected[slowest]:
+            self._step_waits.note_in_time(slowest)
+        elif was_late:
+            self.model.note_late_in_step(slowest)
+            self._step_waits.note_late(slowest)
+        elif own_s > expected[slowest]:
             self.model.note_given_up(slowest, sizes[slowest])
-            if was_late:
-                self._doubted.add(slowest)
 
     def is_loading(self, tier: str) -> bool:
         """Whether loads under way have blocks of a tier."""

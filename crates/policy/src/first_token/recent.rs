@@ -1,0 +1,133 @@
+//! How the last measurements differed from what was expected of them.
+//!
+//! Some delays do not grow with the work: a disk with a limited rate brings bytes in bursts, so that each load waits
+//! for the next one. The same part of a long load would be far too much.
+
+use std::array;
+
+/// Measurements that are remembered.
+const KEPT: usize = 32;
+/// The part of measurements that are below a high prediction, and above a low one.
+const CONFIDENCE: f64 = 0.8;
+/// Of work that takes so many times longer, a delay says nothing of shorter work.
+const COMPARABLE: f64 = 2.0;
+
+/// A measurement, and what was expected, in seconds.
+#[derive(Clone, Copy, Debug)]
+struct Compared<const TERMS: usize> {
+    terms: [f64; TERMS],
+    expected: f64,
+    measured: f64,
+}
+
+/// How much measurements usually differ.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Usual {
+    /// Seconds by which most short work is late, however short it is.
+    pub(super) late_s: f64,
+    /// A factor that most measurements exceed.
+    pub(super) low: f64,
+    /// A factor that most measurements do not exceed, less `late_s`.
+    pub(super) high: f64,
+}
+
+/// What the last measurements say about the next one, in seconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Precedents {
+    /// The longest of work that should not take much longer.
+    pub(super) longest: f64,
+    /// The shortest of work that should not take much less; infinite without any.
+    pub(super) shortest: f64,
+    /// By how much work was late that should not take much longer, at most.
+    pub(super) delay: f64,
+}
+
+/// The last measurements, in a ring. Those that are missing count as perfect predictions.
+#[derive(Clone, Debug)]
+pub(super) struct Recent<const TERMS: usize> {
+    ring: [Option<Compared<TERMS>>; KEPT],
+    next: usize,
+}
+
+impl<const TERMS: usize> Recent<TERMS> {
+    pub(super) fn new() -> Self {
+        Self { ring: [None; KEPT], next: 0 }
+    }
+
+    /// Work takes so many times as long. The last measurement is forgotten: it was the first one after the change.
+    pub(super) fn change(&mut self, ratio: f64) {
+        self.next = (self.next + KEPT - 1) % KEPT;
+        self.ring[self.next] = None;
+        // Delays of slower work say nothing. Those of faster work may be what they were.
+        let ratio = ratio.min(1.0);
+        for one in self.ring.iter_mut().flatten() {
+            one.expected *= ratio;
+            one.measured *= ratio;
+        }
+    }
+
+    pub(super) fn push(&mut self, terms: [f64; TERMS], expected: f64, measured: f64) {
+        self.ring[self.next] = Some(Compared { terms, expected, measured });
+        self.next = (self.next + 1) % KEPT;
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Compared<TERMS>> {
+        self.ring.iter().flatten()
+    }
+
+    /// Compares with work that should take `expected` seconds, where `time` is what work should take now.
+    pub(super) fn precedents(
+        &self,
+        expected: f64,
+        time: impl Fn(&[f64; TERMS]) -> f64,
+    ) -> Precedents {
+        let mut found = Precedents { longest: 0.0, shortest: f64::INFINITY, delay: 0.0 };
+        for one in self.all() {
+            let now_s = time(&one.terms);
+            if now_s <= COMPARABLE * expected {
+                found.longest = found.longest.max(one.measured);
+                found.delay = found.delay.max(one.measured - now_s);
+            }
+            if expected <= COMPARABLE * now_s {
+                found.shortest = found.shortest.min(one.measured);
+            }
+        }
+        found
+    }
+
+    pub(super) fn usual(&self) -> Usual {
+        let mut sorted = self.ring;
+        // Those that are missing come last.
+        sorted.sort_by(|one, other| expected_of(*one).total_cmp(&expected_of(*other)));
+        let mut late: [f64; KEPT / 2] = array::from_fn(|at| {
+            // Of few measurements the shorter half, too.
+            let is_short = at < self.all().count().div_ceil(2);
+            sorted[at].filter(|_| is_short).map_or(0.0, |one| one.measured - one.expected)
+        });
+        late.sort_by(f64::total_cmp);
+        let late_s = quantile(&late, CONFIDENCE).max(0.0);
+        let factors = |less_s: f64| {
+            let factor = |one: Compared<TERMS>| (one.measured - less_s) / one.expected;
+            let mut factors = self.ring.map(|one| one.map_or(1.0, factor));
+            factors.sort_by(f64::total_cmp);
+            factors
+        };
+        let low = quantile(&factors(0.0), 1.0 - CONFIDENCE).min(1.0);
+        let high = quantile(&factors(late_s), CONFIDENCE).max(1.0);
+        Usual { late_s, low, high }
+    }
+}
+
+fn expected_of<const TERMS: usize>(one: Option<Compared<TERMS>>) -> f64 {
+    one.map_or(f64::INFINITY, |one| one.expected)
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::cast_precision_loss,
+    reason = "a position in a short list"
+)]
+fn quantile(sorted: &[f64], part: f64) -> f64 {
+    sorted[(part * (sorted.len() - 1) as f64).round() as usize]
+}

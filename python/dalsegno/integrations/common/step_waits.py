@@ -1,0 +1,65 @@
+"""For which tiers the steps of an engine may wait.
+
+A load inside a step that is late costs its request all the computing that it was to save. Some
+disks deliver bytes in bursts: what a request hardly notices is too long for a step, again and
+again, and no average shows it.
+
+1. After a load was late for its step, no step waits for its tier until another load was measured;
+   each further time it takes four times as many, at most 1,024.
+2. A tier with a hundred times as many loads in time is trusted as if none had been late.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dalsegno.integrations.common.wishes import Runs
+
+MORE_NEEDED, MOST_NEEDED = 4, 1024
+FORGOTTEN = 100
+
+
+@dataclass
+class _Late:
+    """A tier whose load was late for its step.
+
+    Attributes:
+        needed: Loads in time until a step waits for it again.
+        in_time: Loads in time since then.
+    """
+
+    needed: int = 1
+    in_time: int = 0
+
+
+class StepWaits:
+    """The tiers of one engine."""
+
+    def __init__(self) -> None:
+        """Starts with trust."""
+        self._late: dict[str, _Late] = {}
+
+    def note_late(self, tier: str) -> None:
+        """Notes that a load was late for its step."""
+        known = self._late.get(tier)
+        needed = min(MORE_NEEDED * known.needed, MOST_NEEDED) if known else 1
+        self._late[tier] = _Late(needed)
+
+    def note_in_time(self, tier: str) -> None:
+        """Notes that a load has ended, for which a step or its request waited."""
+        known = self._late.get(tier)
+        if known is None:
+            return
+        known.in_time += 1
+        if known.in_time >= FORGOTTEN * known.needed:
+            del self._late[tier]
+
+    def allowed(self, runs: Runs) -> int:
+        """Returns for how many leading blocks a step may wait."""
+        count = 0
+        for tier, blocks in runs:
+            known = self._late.get(tier)
+            if known is not None and known.in_time < known.needed:
+                break
+            count += blocks
+        return count
