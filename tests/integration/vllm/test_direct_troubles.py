@@ -73,7 +73,7 @@ def test_all_loads_of_a_step_delay_it_together_for_a_bounded_time(
     rig.forget()
     decider = rig.scheduler._offers.decider
     decided = Decision(4, in_step=True, step_s=10.0)
-    decider.decide = lambda _: decided  # type: ignore[method-assign]
+    decider.decide = lambda wish: decided  # type: ignore[method-assign]
     rig.hooks_run = hooks_run
     for worker in rig.workers:
         worker._begin_load = lambda job: HangingLoad(job.timeout_s)  # type: ignore[method-assign]
