@@ -61,6 +61,29 @@ def test_blocks_that_no_disk_brings_soon_enough_stay_in_the_pool(
     assert again.stored(PROMPT) == 10
 
 
+def test_a_step_does_not_save_what_it_loads(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig()
+    write_if(rig.scheduler, lambda: False)
+    rig.ask("first", PROMPT)
+    rig.settle()
+    rig.forget()
+    # A longer prompt may be worth it, and the store does not say in time what it has.
+    write_if(rig.scheduler, lambda: True)
+    for worker in rig.workers:
+        prepare = worker._saves._prepare
+        worker._saves._prepare = hasty(prepare)  # type: ignore[method-assign]
+    rig.ask("second", [*PROMPT, *range(7000, 7000 + TOKENS)])
+    rig.settle()
+    assert rig.counts["step_loaded"] == 10
+    assert not counted(rig.scheduler.take_stats()).get("load_failed_blocks")
+    assert rig.stored(PROMPT) == 10
+
+
+def hasty(prepare: Callable[..., None]) -> Callable[..., None]:
+    """Prepares saves without time to look blocks up."""
+    return lambda *args: prepare(*args[:-1], 1e-9)
+
+
 def test_routers_learn_which_blocks_all_ranks_have(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig()
     rig.ask("first", PROMPT)

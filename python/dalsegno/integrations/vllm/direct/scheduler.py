@@ -191,8 +191,7 @@ class DirectScheduler:
         self._loads.add(
             PlannedLoad(job, state, list(map(bytes, hashes)), behind, offer.first, offer.leases)
         )
-        if not self._keeping.has_declined:
-            state.next_save = max(state.next_save, end)
+        state.next_save = max(state.next_save, end)
         self._offers.begin(job.number, offer, count)
         self._plan.loads.append(job)
         self._plan.must_drain |= self._saves.read(job.pages)
@@ -328,9 +327,12 @@ class DirectScheduler:
         )
         self._meter.count("load_failed_blocks", len(job.chain) - loaded)
         self._announce(load.request, load.first, load.first + loaded)
-        if is_whole:
-            return
         state = load.request
+        if is_whole:
+            if self._keeping.has_declined:
+                # They may be in the pool only. Not earlier: a step that loads them cannot copy them.
+                state.next_save = min(state.next_save, load.first)
+            return
         state.was_refused |= load.was_refused
         if job.is_in_step:
             # Steps that were planned before this was known have computed from missing blocks.
