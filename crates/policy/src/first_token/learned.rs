@@ -3,8 +3,9 @@
 //! 1. The predictions of the last measurements are compared with what was measured. The first measurements, and those
 //!    at which the work has changed, say nothing about predictions.
 //! 2. A measurement is a surprise if it is off by more than [`DRIFT`], and none of the last ones of work that was no
-//!    longer took as long, or none of work that was no shorter was as fast. Two in a row to the same side mean that the
-//!    work has changed: what was learned is scaled, and the second one counts like the first ones.
+//!    longer took as long, or none of work that was no shorter was as fast. One teaches nothing but
+//!    rule 3. Two in a row to the same side mean that the work has changed: what was learned is scaled, and the second
+//!    one counts like the first ones.
 //! 3. A high prediction for the work that was measured last is not below what that took, less what would be no unusual
 //!    delay: one slow measurement is believed at once.
 //! 4. Work that was given up has no time. Until other work was measured, a high prediction is longer than any
@@ -98,10 +99,12 @@ impl<const TERMS: usize> Learned<TERMS> {
             self.drifts += 1;
             self.recent.change(seconds / expected);
         }
-        self.regression.note(terms, seconds);
-        self.surprise = surprise.filter(|_| !has_changed);
-        let time = self.regression.time(terms).max(f64::MIN_POSITIVE);
         let is_first = self.measured <= TERMS as u64;
+        self.surprise = surprise.filter(|_| !has_changed);
+        if self.surprise.is_none() || is_first {
+            self.regression.note(terms, seconds);
+        }
+        let time = self.regression.time(terms).max(f64::MIN_POSITIVE);
         let compared = if has_changed || is_first { time } else { expected };
         self.recent.push(*terms, compared, seconds);
         self.measured += 1;

@@ -41,9 +41,10 @@ struct Proven {
 /// A load that was given up or late.
 #[derive(Clone, Copy, Debug)]
 struct Doubt {
+    /// Of it, or less if a smaller one was late.
     bytes: f64,
-    /// Seconds by which it took longer than others let expect.
-    late_s: f64,
+    /// Bytes and seconds of the last one.
+    last: (f64, f64),
     /// Measurements after which the next one was needed.
     needed: u32,
     /// Measurements until a load of the size may be tried again.
@@ -124,16 +125,15 @@ impl TransferModel {
     /// Compares a load with what was predicted for its size.
     fn compare(&mut self, bytes: f64, seconds: f64) {
         // The first measurements are no surprise.
-        let late_s = seconds - self.usual_s(bytes);
         let was_late = self.learned.measured() > 2 && seconds > LATE * self.load_s(bytes);
         match &mut self.doubt {
-            None if was_late => self.note_late(bytes, late_s),
+            None if was_late => self.note_late(bytes, seconds),
             None => {}
             Some(doubt) => {
                 let is_retry = doubt.left == 0;
                 doubt.left = doubt.left.saturating_sub(1);
                 if was_late {
-                    self.note_late(bytes, late_s);
+                    self.note_late(bytes, seconds);
                 } else if is_retry && bytes >= doubt.bytes {
                     self.doubt = None;
                 } else if bytes >= doubt.bytes / 2.0 {
@@ -144,14 +144,14 @@ impl TransferModel {
         }
     }
 
-    fn note_late(&mut self, size: f64, late_s: f64) {
+    fn note_late(&mut self, size: f64, seconds: f64) {
         let needed = match self.doubt {
             None => 1,
             Some(doubt) if doubt.left == 0 => (doubt.needed * MORE_NEEDED).min(MOST_NEEDED),
             Some(doubt) => doubt.needed,
         };
         let least = self.doubt.map_or(size, |doubt| doubt.bytes.min(size));
-        self.doubt = Some(Doubt { bytes: least, late_s, needed, left: needed });
+        self.doubt = Some(Doubt { bytes: least, last: (size, seconds), needed, left: needed });
     }
 
     /// The seconds that most loads of so many bytes do not exceed.
@@ -178,7 +178,9 @@ impl TransferModel {
     #[must_use]
     pub fn large(&self) -> Option<LargeLoads> {
         let doubt = self.doubt.filter(|doubt| doubt.left > 0)?;
-        Some(LargeLoads { bytes: doubt.bytes / 2.0, late_s: doubt.late_s })
+        let (bytes, seconds) = doubt.last;
+        let late_s = (seconds - self.usual_s(bytes)).max(0.0);
+        Some(LargeLoads { bytes: doubt.bytes / 2.0, late_s })
     }
 
     fn proven_byte_s(&self) -> f64 {
