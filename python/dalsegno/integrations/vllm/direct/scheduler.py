@@ -330,7 +330,7 @@ class DirectScheduler:
         state = load.request
         if is_whole:
             if self._keeping.has_declined:
-                # They may be in the pool only. Not earlier: a step that loads them cannot copy them.
+                # Some may be in the pool only. The step that loads them cannot copy them.
                 state.next_save = min(state.next_save, load.first)
             return
         state.was_refused |= load.was_refused
