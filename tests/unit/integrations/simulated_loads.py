@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from dalsegno.integrations.common.deciding import Decision, Engine, LoadDecider
-from dalsegno.integrations.common.rereads import MOST_BYTES, PART, behind
+from dalsegno.integrations.common.rereads import MOST_BYTES, PART
 from dalsegno.integrations.common.settings import StoreSettings
 from dalsegno.integrations.common.steps import StepTime, work_of
-from dalsegno.integrations.common.wishes import Wish
+from dalsegno.integrations.common.wishes import Wish, part
 from dalsegno.profiles import ComputePrior, Profile
 
 SETTINGS = StoreSettings(path=Path("/store"), keep_profile=False)
@@ -247,7 +247,7 @@ class World:
         if decision.blocks:
             begin, waited_s, limit_s, is_whole = self._load(wish, decision)
         if decision.blocks < wish.blocks:
-            self._read_again(behind(wish.runs, decision.blocks), computed_s)
+            self._read_again(part(wish.runs, decision.blocks), computed_s)
         self._measure_steps(begin, prompt)
         first_token_s = waited_s + self.costs.compute(begin, prompt)
         return Served(decision, first_token_s, computed_s, loaded_s, limit_s, is_whole)
@@ -281,7 +281,7 @@ class World:
 
     def _read_again(self, runs: list[tuple[str, int]], computed_s: float) -> None:
         """Reads some declined blocks while the request is computed, as the direct path does."""
-        tier, blocks = runs[0]
+        tier, blocks = max(runs, key=lambda run: run[1])
         size = max(1, blocks // PART) * ENGINE.block_bytes
         taken_s = self.costs.tiers[tier](size)
         if taken_s <= computed_s and size <= MOST_BYTES:

@@ -10,9 +10,9 @@ from typing import Any
 import dalsegno
 from dalsegno import UnavailableError
 from dalsegno.integrations.common.deciding import Engine, LoadDecider
-from dalsegno.integrations.common.rereads import IN_A_ROW, SELDOM, Rereads, behind
+from dalsegno.integrations.common.rereads import IN_A_ROW, SELDOM, Rereads
 from dalsegno.integrations.common.settings import StoreSettings
-from dalsegno.integrations.common.wishes import Wish
+from dalsegno.integrations.common.wishes import Wish, part
 from dalsegno.profiles import ComputePrior, Profile
 
 ENGINE = Engine(layers=1, block_bytes=4096, block_tokens=16, chunk=512)
@@ -51,12 +51,14 @@ class Space:
     def __init__(self) -> None:
         self.reads: list[Transfer] = []
         self.asked: list[tuple[int, float]] = []
+        self.names: list[bytes] = []
         self.present = True
 
     def submit_get(self, chain: Sequence[bytes], out: Sequence[Any], *, timeout_s: float) -> Any:
         assert len(chain) == len(out)
         assert 0.05 <= timeout_s <= 10
         self.asked.append((len(chain), timeout_s))
+        self.names = list(chain)
         self.reads.append(Transfer([self.present] * len(chain)))
         return self.reads[-1]
 
@@ -123,9 +125,22 @@ def test_a_store_that_refuses_is_no_error() -> None:
 
 def test_the_tiers_of_what_was_declined() -> None:
     runs = [("dram", 10), ("log", 20), ("far", 5)]
-    assert behind(runs, 0) == runs
-    assert behind(runs, 15) == [("log", 15), ("far", 5)]
-    assert behind(runs, 30) == [("far", 5)]
+    assert part(runs, 0) == runs
+    assert part(runs, 15) == [("log", 15), ("far", 5)]
+    assert part(runs, 30) == [("far", 5)]
+    assert part(runs, 0, 15) == [("dram", 10), ("log", 5)]
+
+
+def test_the_longest_run_is_read_that_the_request_does_not_load() -> None:
+    decides, runs = decider(), [("dram", 4), ("log", 40), ("far", 20)]
+    for loaded, tier, first in (((), "log", 4), ([("log", 3)], "far", 44)):
+        space = Space()
+        Rereads(decides).offer([space], CHAIN, runs, 1.0, loaded)
+        assert list(decides.read) == [tier]
+        assert space.names[0] == CHAIN[first]
+    space = Space()
+    Rereads(decides).offer([space], CHAIN, runs, 1.0, runs)
+    assert not space.asked
 
 
 def test_a_tier_that_became_fast_is_found_after_two_requests(tmp_path: Path) -> None:

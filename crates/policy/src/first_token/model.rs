@@ -80,15 +80,24 @@ impl CostModel {
         choose(&Question { runs: &runs, ..situation.question }, &self.compute)
     }
 
-    /// The runs with the times of their tiers. What is queued for a tier delays the first run of it.
+    /// The runs with the times of their tiers. All runs of a tier are one load: the first one waits for what is queued
+    /// and for the tier, and they are large together.
     fn timed(&self, situation: &Situation<'_>) -> Vec<Run> {
         let mut queued = situation.queued;
+        let mut begun = [false; 3];
         let timed = |run: &TierRun| {
-            let before = std::mem::take(&mut queued[run.tier as usize]);
+            let (at, bytes) = (run.tier as usize, situation.block_bytes);
+            let before = queued[at];
+            #[expect(clippy::cast_precision_loss, reason = "far fewer blocks than 2^52")]
+            let own = run.blocks as f64 * bytes;
+            queued[at] += own;
+            let is_first = !std::mem::replace(&mut begun[at], true);
             let tier = self.tier(run.tier);
-            let (latency_s, bytes) = (tier.usual_s(before), situation.block_bytes);
+            let latency_s = if is_first { tier.usual_s(before) } else { 0.0 };
             let block_s = tier.more_s(before, bytes);
-            let large = tier.large().map(|large| {
+            // Else an earlier run counts it.
+            let large = tier.large().filter(|large| is_first || before < large.bytes);
+            let large = large.map(|large| {
                 let behind = (large.bytes - before).max(0.0);
                 LargeRun { blocks: behind / bytes, late_s: large.late_s }
             });

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from dalsegno.integrations.common.settings import StoreSettings
 from dalsegno.integrations.common.step_waits import StepWaits
 from dalsegno.integrations.common.steps import StepTime
-from dalsegno.integrations.common.wishes import Runs, Wish, farthest
+from dalsegno.integrations.common.wishes import Runs, Wish, farthest, part
 from dalsegno.profiles import TIERS, Profile
 
 # The part of a first token that the guard allows, if that is more than `load_guard_s`.
@@ -30,6 +30,8 @@ PATIENCE, LEAST_LOAD_S = 4.0, 1.0
 LATE = 1.5
 # With so many waiting requests, the first token of one may come later for the sake of all.
 BUSY = 4
+# No step takes so long: a clock was wrong.
+MOST_STEP_S = 1e3
 # Waiting requests that count as many as there can be, for the objective `throughput`.
 MANY_WAITING = 1_000_000
 
@@ -213,12 +215,8 @@ class LoadDecider:
     def _sizes(self, runs: Runs, count: int) -> dict[str, int]:
         """Returns the bytes of leading blocks by tier."""
         sizes: dict[str, int] = {}
-        for tier, blocks in runs:
-            taken = min(blocks, count)
-            if not taken:
-                break
-            sizes[tier] = sizes.get(tier, 0) + taken * self.engine.block_bytes
-            count -= taken
+        for tier, blocks in part(runs, 0, count):
+            sizes[tier] = sizes.get(tier, 0) + blocks * self.engine.block_bytes
         return sizes
 
     def _queued(self, tier: str) -> int:
@@ -283,7 +281,8 @@ class LoadDecider:
         for listener in listeners:
             listener.step(self.engine, step)
         self._steps += work.pairs >= PROMPT_PAIRS * work.read
-        self._last_step_s = step.seconds
+        if 0 < step.seconds < MOST_STEP_S:
+            self._last_step_s = step.seconds
         self.model.note_step(work.tokens, work.pairs, work.read, step.seconds)
         self.profile.keep(self.model)
 

@@ -72,27 +72,39 @@ class Rereads:
             self._declined.pop(tier, None)
 
     def offer(
-        self, namespaces: Sequence[Any], chain: Sequence[bytes], runs: Runs, computed_s: float
+        self,
+        namespaces: Sequence[Any],
+        chain: Sequence[bytes],
+        runs: Runs,
+        computed_s: float,
+        loaded: Runs = (),
     ) -> None:
-        """Reads some of the blocks that a request computes.
+        """Reads some of the blocks that a request computes, of the longest run.
 
         Args:
             namespaces: Where they are, one for each worker, with blocks of one size.
             chain: Their names, in prefix order.
             runs: Their tiers.
             computed_s: Seconds in which they are computed.
+            loaded: Of the blocks that the request loads: their tiers are measured by that.
         """
         self.take()
-        tier, blocks = runs[0]
+        skipped, longest = 0, ("", 0, 0)
+        for one, count in runs:
+            if count > longest[1] and all(one != other for other, _ in loaded):
+                longest = one, count, skipped
+            skipped += count
+        tier, blocks, first = longest
+        if not blocks or self._decider.is_loading(tier):
+            # It would measure, and delay, what others wait for.
+            return
+        chain = chain[first : first + blocks]
         number = self._declined[tier] = self._declined.get(tier, 0) + 1
         if self._read is not None or (number > IN_A_ROW and number % SELDOM):
             return
-        if self._decider.is_loading(tier):
-            # It would measure, and delay, what others wait for.
-            return
         each = namespaces[0].block_bytes
         most = MOST_BYTES // (each * len(namespaces))
-        count = max(1, min(blocks, len(chain) // PART, most))
+        count = max(1, min(len(chain) // PART, most))
         limit_s = min(max(computed_s, LEAST_S), MOST_S)
         read = self._read = _Read(tier, count * each, time.monotonic())
         places = self._places(count * len(namespaces), each)
@@ -126,16 +138,5 @@ class Rereads:
             return
         if read.size and all(all(done) and not throttled for done, throttled in results):
             has_ended = len(read.ends) == len(read.transfers)
-            ended = max(read.ends) if has_ended else time.monotonic()
-            self._decider.note_read(read.tier, read.size, ended - read.started)
-
-
-def behind(runs: Runs, count: int) -> list[tuple[str, int]]:
-    """Returns the tiers of the blocks behind so many."""
-    rest = []
-    for tier, blocks in runs:
-        skipped = min(blocks, count)
-        count -= skipped
-        if skipped < blocks:
-            rest.append((tier, blocks - skipped))
-    return rest
+            seconds = (max(read.ends) if has_ended else time.monotonic()) - read.started
+            self._decider.note_read(read.tier, read.size, seconds)

@@ -1,11 +1,10 @@
 """For which tiers the steps of an engine may wait.
 
-A load inside a step that is late costs its request all the computing that it was to save. Some
-disks deliver bytes in bursts: what a request hardly notices is too long for a step, again and
-again, and no average shows it.
+A load that is late for its step costs its request all the computing that it was to save. Some disks
+deliver in bursts: what a request hardly notices is too long for a step, again and again.
 
-1. After a load was late for its step, no step waits for its tier until another load was measured;
-   each further time it takes four times as many, at most 1,024.
+1. After a load was late for its step, no step waits for its tier until another load was in time;
+   each further step that is late makes it four times as many, at most 1,024.
 2. A tier with a hundred times as many loads in time is trusted as if none had been late.
 """
 
@@ -41,8 +40,11 @@ class StepWaits:
 
     def note_late(self, tier: str) -> None:
         """Notes that a load was late for its step."""
-        known = self._late.get(tier)
-        needed = min(MORE_NEEDED * known.needed, MOST_NEEDED) if known else 1
+        known, needed = self._late.get(tier), 1
+        if known is not None:
+            # Loads of one step are late together.
+            more = MORE_NEEDED if known.in_time >= known.needed else 1
+            needed = min(more * known.needed, MOST_NEEDED)
         self._late[tier] = _Late(needed)
 
     def note_in_time(self, tier: str) -> None:

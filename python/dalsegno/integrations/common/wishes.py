@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -12,6 +13,16 @@ from dalsegno.profiles import TIERS
 NEXT = 64
 
 Runs = Sequence[tuple[str, int]]
+
+
+def part(runs: Runs, first: int, end: float = math.inf) -> list[tuple[str, int]]:
+    """Returns the runs of blocks `first` to `end`."""
+    cut, at = list[tuple[str, int]](), 0
+    for tier, count in runs:
+        if (kept := min(at + count, end) - max(at, first)) > 0:
+            cut.append((tier, int(kept)))
+        at += count
+    return cut
 
 
 @dataclass

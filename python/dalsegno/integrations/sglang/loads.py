@@ -25,7 +25,7 @@ from dalsegno import merge_located
 from dalsegno.integrations.common.deciding import LoadDecider
 from dalsegno.integrations.common.rereads import Rereads
 from dalsegno.integrations.common.steps import StepTime
-from dalsegno.integrations.common.wishes import Runs, Wish
+from dalsegno.integrations.common.wishes import Runs, Wish, part
 from dalsegno.integrations.sglang import costs, steps
 from dalsegno.integrations.sglang.pools import PoolPages
 from dalsegno.integrations.sglang.settings import HiCacheSettings
@@ -164,8 +164,9 @@ class Loads:
             if self._rereads is not None:
                 self._rereads.take()
                 if taken < found:
-                    rest, computed_s = _part(runs, taken, found), decider.computed_s(wish)
-                    self._rereads.offer([space], hashes[taken:found], rest, computed_s)
+                    rest, loaded = part(runs, taken), part(runs, 0, taken)
+                    computed_s = decider.computed_s(wish)
+                    self._rereads.offer([space], hashes[taken:found], rest, computed_s, loaded)
             return taken
 
         return self._safely(decide, found)
@@ -229,7 +230,7 @@ class Loads:
     def _promise(self, hashes: Sequence[bytes], runs: Runs, limit_s: float) -> None:
         """Remembers pages that SGLang will load."""
         until = time.monotonic() + START_S + limit_s
-        kept = _part(runs, 0, len(hashes))
+        kept = part(runs, 0, len(hashes))
         self._promised[hashes[0]] = _Promise(hashes, kept, limit_s, until)
         while len(self._promised) > MOST_PROMISES:
             self._promised.popitem(last=False)
@@ -283,7 +284,7 @@ class Loads:
             promise.has_begun, promise.until = True, now + promise.limit_s
         rest = promise.hashes[len(hashes) :]
         if rest:
-            promise.runs = _part(promise.runs, len(hashes), len(promise.hashes))
+            promise.runs = part(promise.runs, len(hashes), len(promise.hashes))
             promise.hashes = rest
             self._promised[rest[0]] = promise
         return min(self._settings.load_timeout_s, max(1e-3, promise.until - now))
@@ -304,14 +305,3 @@ def _joined(runs: Runs, more: Runs) -> list[tuple[str, int]]:
         else:
             joined.append((tier, count))
     return joined
-
-
-def _part(runs: Runs, first: int, end: int) -> list[tuple[str, int]]:
-    """Returns the runs of pages `first` to `end`."""
-    cut, at = list[tuple[str, int]](), 0
-    for tier, count in runs:
-        kept = min(at + count, end) - max(at, first)
-        if kept > 0:
-            cut.append((tier, kept))
-        at += count
-    return cut

@@ -28,9 +28,9 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from dalsegno import merge_located
 from dalsegno.integrations.common.deciding import Decision, Engine, LoadDecider
 from dalsegno.integrations.common.opening import Opened
-from dalsegno.integrations.common.rereads import Rereads, behind
+from dalsegno.integrations.common.rereads import Rereads
 from dalsegno.integrations.common.steps import StepClock, StepWork, work_of
-from dalsegno.integrations.common.wishes import Others, Wish
+from dalsegno.integrations.common.wishes import Others, Wish, part
 from dalsegno.integrations.vllm import compat, costs, spaces
 from dalsegno.integrations.vllm.calls import Calls
 from dalsegno.integrations.vllm.direct import choice
@@ -230,8 +230,9 @@ class LoadAdviser:
         self._decline((wish.blocks - decided.blocks) * len(chains))
         if self._rereads is not None and policy == "auto" and decided.blocks < wish.blocks:
             namespace, names = address(opened, keys[at:][decided.blocks : wish.blocks], state)
-            rest, computed_s = behind(wish.runs, decided.blocks), self._decider.computed_s(wish)
-            self._rereads.offer([namespace], names, rest, computed_s)
+            rest, loaded = part(wish.runs, decided.blocks), part(wish.runs, 0, decided.blocks)
+            computed_s = self._decider.computed_s(wish)
+            self._rereads.offer([namespace], names, rest, computed_s, loaded)
         if not decided.blocks:
             return Advice(computed)
         self._promised[request_id] = self._decider.sizes(wish, decided.blocks)

@@ -14,9 +14,9 @@ from vllm.platforms import current_platform
 
 from dalsegno import merge_located
 from dalsegno.integrations.common.deciding import Engine, LoadDecider
-from dalsegno.integrations.common.rereads import Rereads, behind
+from dalsegno.integrations.common.rereads import Rereads
 from dalsegno.integrations.common.steps import StepTime
-from dalsegno.integrations.common.wishes import Others, Wish
+from dalsegno.integrations.common.wishes import Others, Wish, part
 from dalsegno.integrations.vllm import costs
 from dalsegno.integrations.vllm.direct import choice
 from dalsegno.integrations.vllm.direct.requests import DirectRequest, Offer
@@ -75,8 +75,9 @@ class Offers:
             state.declined = True
             self._meter.count("load_declined_blocks", count - taken)
             if self._settings.load_policy == "auto":
-                rest, computed_s = behind(runs, taken), self.decider.computed_s(wish)
-                self._rereads.offer(list(ranks.values()), chain[taken:], rest, computed_s)
+                rest, computed_s = part(runs, taken), self.decider.computed_s(wish)
+                spaces, loaded = list(ranks.values()), part(runs, 0, taken)
+                self._rereads.offer(spaces, chain[taken:], rest, computed_s, loaded)
         return offer
 
     def _wish(
@@ -156,7 +157,7 @@ class Offers:
             count: How many blocks are loaded.
         """
         self.decider.begin_load(number, offer.runs, count)
-        self._rereads.note_loaded(offer.runs)
+        self._rereads.note_loaded(part(offer.runs, 0, count))
         self.others.saved_s += offer.saved_s
 
 
