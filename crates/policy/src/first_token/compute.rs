@@ -4,7 +4,7 @@
 //! and one that it attends to, and a part for each token whose keys and values are read. All layers of a model take
 //! about as long as each other.
 
-use super::learned::Learned;
+use super::learned::{Learned, Single};
 
 /// A prior may be wrong by this factor.
 const SPREAD: f64 = 10.0;
@@ -64,7 +64,7 @@ impl ComputeModel {
     #[must_use]
     pub fn new(prior: ComputePrior) -> Self {
         let ComputePrior { step_s, token_s, pair_s, read_s } = prior;
-        Self(Learned::new([step_s, token_s, pair_s, read_s], SPREAD))
+        Self(Learned::new([step_s, token_s, pair_s, read_s], SPREAD, Single::Learned))
     }
 
     /// Learns that a step took so many seconds. A step that waited for a load says nothing about computing.

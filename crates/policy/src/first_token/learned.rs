@@ -3,9 +3,9 @@
 //! 1. The predictions of the last measurements are compared with what was measured. The first measurements, and those
 //!    at which the work has changed, say nothing about predictions.
 //! 2. A measurement is a surprise if it is off by more than [`DRIFT`], and none of the last ones of work that was no
-//!    longer took as long, or none of work that was no shorter was as fast. One teaches nothing but
-//!    rule 3. Two in a row to the same side mean that the work has changed: what was learned is scaled, and the second
-//!    one counts like the first ones.
+//!    longer took as long, or none of work that was no shorter was as fast. Two in a row to the same side mean that the
+//!    work has changed: what was learned is scaled, and the second one counts like the first ones. A single one is
+//!    learned from, or not: see [`Single`].
 //! 3. A high prediction for the work that was measured last is not below what that took, less what would be no unusual
 //!    delay: one slow measurement is believed at once.
 //! 4. Work that was given up has no time. Until other work was measured, a high prediction is longer than any
@@ -19,6 +19,15 @@ const DRIFT: f64 = 1.5;
 /// A high prediction over the expected time, after work was given up.
 const GIVEN_UP: f64 = 1e6;
 
+/// What is learned from a surprise that no second one has confirmed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Single {
+    /// As much as from others: work may not be as the terms say.
+    Learned,
+    /// Only that it may happen again.
+    Remembered,
+}
+
 /// A measurement that is far from what was expected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Surprise {
@@ -30,6 +39,7 @@ enum Surprise {
 #[derive(Clone, Debug)]
 pub struct Learned<const TERMS: usize> {
     regression: Regression<TERMS>,
+    single: Single,
     recent: Recent<TERMS>,
     usual: Usual,
     /// The last measurement was one, and the work had not changed.
@@ -41,11 +51,11 @@ pub struct Learned<const TERMS: usize> {
 impl<const TERMS: usize> Learned<TERMS> {
     /// Starts with a prior that may be wrong by a factor of about `spread`.
     #[must_use]
-    pub fn new(prior: [f64; TERMS], spread: f64) -> Self {
+    pub fn new(prior: [f64; TERMS], spread: f64, single: Single) -> Self {
         let regression = Regression::new(prior, spread);
         let recent = Recent::new();
         let usual = recent.usual();
-        Self { regression, recent, usual, surprise: None, measured: 0, drifts: 0 }
+        Self { regression, single, recent, usual, surprise: None, measured: 0, drifts: 0 }
     }
 
     /// The time that is expected.
@@ -101,7 +111,7 @@ impl<const TERMS: usize> Learned<TERMS> {
         }
         let is_first = self.measured <= TERMS as u64;
         self.surprise = surprise.filter(|_| !has_changed);
-        if self.surprise.is_none() || is_first {
+        if self.surprise.is_none() || is_first || self.single == Single::Learned {
             self.regression.note(terms, seconds);
         }
         let time = self.regression.time(terms).max(f64::MIN_POSITIVE);

@@ -11,7 +11,7 @@ mod transfer;
 
 pub use choice::{Ahead, LargeRun, LoadChoice, Others, Overlap, Question, Run, Way, choose};
 pub use compute::{ComputeModel, ComputePrior, StepWork};
-pub use learned::Learned;
+pub use learned::{Learned, Single};
 pub use model::{CostModel, Situation};
 pub use regression::Regression;
 pub use runs::{TierRun, farthest_runs};

@@ -6,7 +6,7 @@
 //!    as large is predicted to be as late. Each time in a row it takes four times as many of them, at most
 //!    [`MOST_NEEDED`], so a tier that is fast for small loads only costs few late requests.
 
-use super::learned::Learned;
+use super::learned::{Learned, Single};
 use super::regression::is_time;
 
 /// A prior may be wrong by this factor.
@@ -74,7 +74,8 @@ impl TransferModel {
     /// Starts with what is assumed.
     #[must_use]
     pub fn new(prior: TransferPrior) -> Self {
-        let learned = Learned::new([prior.latency_s, 1.0 / prior.bytes_per_s.max(1.0)], SPREAD);
+        let prior = [prior.latency_s, 1.0 / prior.bytes_per_s.max(1.0)];
+        let learned = Learned::new(prior, SPREAD, Single::Remembered);
         Self { learned, proven: None, doubt: None }
     }
 
