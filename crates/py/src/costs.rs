@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use dalsegno_policy::first_token::{
     Ahead, ComputePrior, CostModel, Learned, LoadChoice, Others, Overlap, Question, Situation,
-    StepWork, TierRun, TransferPrior, Way, farthest_runs,
+    StepWork, TierRun, TransferPrior, Usual, Way, farthest_runs,
 };
 use dalsegno_store::BlockTier;
 use parking_lot::Mutex;
@@ -138,7 +138,7 @@ fn positive(name: &str, value: f64) -> PyResult<f64> {
 fn explained<const TERMS: usize>(learned: &Learned<TERMS>, names: [&str; TERMS]) -> Value {
     let coefficients: HashMap<&str, f64> =
         names.into_iter().zip(learned.coefficients().iter().copied()).collect();
-    let (low, high, late_s) = learned.spread();
+    let Usual { late_s, low, high } = learned.usual();
     json!({
         "coefficients": coefficients,
         "measured": learned.measured(),
@@ -329,11 +329,12 @@ impl PyCostModel {
             ahead: Ahead { notice_s, most_s: most_load_s },
             others: Others { backlog_s, waiting: f64::from(waiting) },
             guard_s,
-            load_all,
         };
         let queued = [queued.0, queued.1, queued.2];
         let situation = Situation { runs: &runs, block_bytes, queued, question };
-        Ok(PyLoadChoice { choice: self.model.lock().choose(&situation) })
+        let model = self.model.lock();
+        let choice = if load_all { model.load_all(&situation) } else { model.choose(&situation) };
+        Ok(PyLoadChoice { choice })
     }
 
     /// Returns everything that was learned.

@@ -59,14 +59,10 @@ class Costs:
         """Returns the seconds in which a request computes its tokens."""
         return sum(self.step(*part) for part in chunks(begin, end))
 
-    def load(self, runs: list[tuple[str, int]], count: int, part: float = 1.0) -> float:
-        """Returns the seconds in which leading blocks arrive, or this part of each."""
-        seconds = 0.0
-        for tier, blocks in runs:
-            taken = min(blocks, count)
-            count -= taken
-            seconds += self.tiers[tier](taken * ENGINE.block_bytes * part) if taken else 0.0
-        return seconds
+    def load(self, runs: list[tuple[str, int]], count: int, share: float = 1.0) -> float:
+        """Returns the seconds in which leading blocks arrive, or this share of each."""
+        each = ENGINE.block_bytes * share
+        return sum(self.tiers[tier](blocks * each) for tier, blocks in part(runs, 0, count))
 
 
 def affine(latency_s: float, bytes_per_s: float) -> Callable[[float], float]:
@@ -181,7 +177,7 @@ def step(load_s: Callable[[float], float], step_s: float) -> tuple[float, float]
     """Computes a step that waits for each layer of a load.
 
     Args:
-        load_s: Seconds in which this part of it arrives.
+        load_s: Seconds in which this share of it arrives.
         step_s: Seconds that the step computes.
 
     Returns:
@@ -268,7 +264,7 @@ class World:
         waited_s = taken_s
         if decision.in_step:
             blocks = decision.blocks
-            waited_s, taken_s = step(lambda part: self.costs.load(runs, blocks, part), step_s)
+            waited_s, taken_s = step(lambda share: self.costs.load(runs, blocks, share), step_s)
             is_whole = taken_s == load_s
             was_late = not is_whole
             # What the step has computed behind blocks that are not there is lost.

@@ -159,9 +159,8 @@ def test_a_tier_whose_large_loads_are_slow_is_not_loaded_from_again_and_again(
     engine.costs.tiers["log"] = lambda size: (
         fast(min(size, WHOLE_BYTES)) + slow(max(0.0, size - WHOLE_BYTES))
     )
-    # Small loads that are fast let a large one be tried again, each time after more of them, and
-    # let a step wait again.
-    check(engine.serve(2 * REQUESTS), late=17 if in_steps else 12, agree=0.8)
+    # Small loads that are fast let a large one be tried again, each time after more of them.
+    check(engine.serve(2 * REQUESTS), late=12, agree=0.8)
 
 
 @each_world

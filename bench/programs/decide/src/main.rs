@@ -71,7 +71,6 @@ fn figure(blocks: usize, runs: usize, calls: usize) -> Figure {
         ahead: Ahead { notice_s: 0.01, most_s: 10.0 },
         others: Others { backlog_s: 0.0, waiting: 0.0 },
         guard_s: 0.005,
-        load_all: false,
     };
     let situation = Situation { runs: &runs, block_bytes: BLOCK_BYTES, queued: [0.0; 3], question };
     let mut spent: Vec<u128> = (0..2 * calls)

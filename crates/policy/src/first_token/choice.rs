@@ -89,8 +89,6 @@ pub struct Question<'a> {
     pub others: Others,
     /// Seconds by which the first token may come later than the model predicts without anything being wrong.
     pub guard_s: f64,
-    /// Everything is loaded, whatever that costs: only the way is chosen.
-    pub load_all: bool,
 }
 
 /// What is known of loads for which a request waits.
@@ -165,53 +163,13 @@ struct LoadPlan {
 /// Chooses how many leading blocks to load.
 #[must_use]
 pub fn choose(question: &Question<'_>, compute: &ComputeModel) -> LoadChoice {
-    let nothing = question.better(compute, 0);
-    let total: usize = question.runs.iter().map(|run| run.blocks).sum();
-    let everything = question.better(compute, total);
-    let latest_s = nothing.first_token_s + question.others.backlog_s;
-    let cost = |plan: &LoadPlan| plan.first_token_s + question.others.waiting * plan.engine_s;
-    let mut best = if question.load_all { everything } else { nothing };
-    let compare = |blocks: usize, best: &mut LoadPlan| {
-        let plan = question.better(compute, blocks);
-        if plan.first_token_s <= latest_s && cost(&plan) < cost(best) {
-            *best = plan;
-        }
-    };
-    if !question.load_all {
-        for blocks in question.positions(total) {
-            compare(blocks, &mut best);
-        }
-        for blocks in between(best.blocks, total) {
-            compare(blocks, &mut best);
-        }
-        if cost(&nothing) - cost(&best) < LEAST_GAIN * question.guard_s {
-            best = nothing;
-        }
-    }
-    let choice = LoadChoice {
-        blocks: best.blocks,
-        way: best.way,
-        first_token_s: best.first_token_s,
-        computed_s: nothing.first_token_s,
-        loaded_s: everything.first_token_s,
-        load_s: 0.0,
-        saved_s: 0.0,
-        step_s: 0.0,
-    };
-    choice.of_blocks(question, compute)
+    question.choice(compute, question.best(compute))
 }
 
-impl LoadChoice {
-    /// The choice with the times of its blocks.
-    pub(super) fn of_blocks(self, question: &Question<'_>, compute: &ComputeModel) -> Self {
-        let blocks = self.blocks;
-        Self {
-            load_s: question.load_s(blocks),
-            saved_s: question.saved_s(compute, blocks),
-            step_s: question.step_s(compute, question.end_of(blocks)),
-            ..self
-        }
-    }
+/// Chooses the way of loading all blocks, whatever that costs.
+#[must_use]
+pub fn load_all(question: &Question<'_>, compute: &ComputeModel) -> LoadChoice {
+    question.choice(compute, question.better(compute, question.total()))
 }
 
 /// Numbers of blocks around one of [`Question::positions`], as far as its neighbours.
@@ -231,6 +189,46 @@ impl Question<'_> {
         });
         let between = (1..=TRIED).map(move |at| total * at / TRIED);
         ends.chain(between).filter(|blocks| *blocks > 0)
+    }
+
+    fn total(&self) -> usize {
+        self.runs.iter().map(|run| run.blocks).sum()
+    }
+
+    /// A plan with its times, and those of its two ends.
+    fn choice(&self, compute: &ComputeModel, plan: LoadPlan) -> LoadChoice {
+        LoadChoice {
+            blocks: plan.blocks,
+            way: plan.way,
+            first_token_s: plan.first_token_s,
+            computed_s: self.better(compute, 0).first_token_s,
+            loaded_s: self.better(compute, self.total()).first_token_s,
+            load_s: self.load_s(plan.blocks),
+            saved_s: self.saved_s(compute, plan.blocks),
+            step_s: self.step_s(compute, self.end_of(plan.blocks)),
+        }
+    }
+
+    /// The plan after which all first tokens together come soonest, of those that do not delay the request's own one.
+    fn best(&self, compute: &ComputeModel) -> LoadPlan {
+        let (nothing, total) = (self.better(compute, 0), self.total());
+        let latest_s = nothing.first_token_s + self.others.backlog_s;
+        let cost = |plan: &LoadPlan| plan.first_token_s + self.others.waiting * plan.engine_s;
+        let mut best = nothing;
+        let compare = |blocks: usize, best: &mut LoadPlan| {
+            let plan = self.better(compute, blocks);
+            if plan.first_token_s <= latest_s && cost(&plan) < cost(best) {
+                *best = plan;
+            }
+        };
+        for blocks in self.positions(total) {
+            compare(blocks, &mut best);
+        }
+        for blocks in between(best.blocks, total) {
+            compare(blocks, &mut best);
+        }
+        let gain_s = cost(&nothing) - cost(&best);
+        if gain_s < LEAST_GAIN * self.guard_s { nothing } else { best }
     }
 
     /// The way of loading so many blocks after which the first token comes sooner.
@@ -283,7 +281,7 @@ impl Question<'_> {
     }
 
     /// The seconds of computing that so many leading blocks save.
-    pub(super) fn saved_s(&self, compute: &ComputeModel, blocks: usize) -> f64 {
+    fn saved_s(&self, compute: &ComputeModel, blocks: usize) -> f64 {
         let end = self.computed + number(blocks) * self.block_tokens;
         compute.request_s(self.computed, end, self.chunk)
     }
@@ -309,6 +307,6 @@ impl Question<'_> {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "far fewer blocks than 2^52")]
-fn number(blocks: usize) -> f64 {
+pub(super) fn number(blocks: usize) -> f64 {
     blocks as f64
 }

@@ -88,10 +88,10 @@ impl<const TERMS: usize> Learned<TERMS> {
         self.drifts
     }
 
-    /// The factors between an expected time and a low and a high one, and the seconds by which a high one is longer.
+    /// How much measurements usually differ from what is expected.
     #[must_use]
-    pub fn spread(&self) -> (f64, f64, f64) {
-        (self.usual.low, self.usual.high, self.usual.late_s)
+    pub fn usual(&self) -> Usual {
+        self.usual
     }
 
     /// Learns that work took so long.
@@ -105,9 +105,10 @@ impl<const TERMS: usize> Learned<TERMS> {
         let surprise = surprise_of(expected, seconds, precedents);
         let has_changed = surprise.is_some() && surprise == self.surprise;
         if has_changed {
-            self.regression.scale(seconds / expected);
+            let ratio = seconds / expected;
+            self.regression.scale(ratio);
+            self.recent.change(ratio);
             self.drifts += 1;
-            self.recent.change(seconds / expected);
         }
         let is_first = self.measured <= TERMS as u64;
         self.surprise = surprise.filter(|_| !has_changed);

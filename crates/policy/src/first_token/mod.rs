@@ -9,10 +9,13 @@ mod regression;
 mod runs;
 mod transfer;
 
-pub use choice::{Ahead, LargeRun, LoadChoice, Others, Overlap, Question, Run, Way, choose};
+pub use choice::{
+    Ahead, LargeRun, LoadChoice, Others, Overlap, Question, Run, Way, choose, load_all,
+};
 pub use compute::{ComputeModel, ComputePrior, StepWork};
 pub use learned::{Learned, Single};
 pub use model::{CostModel, Situation};
+pub use recent::Usual;
 pub use regression::Regression;
 pub use runs::{TierRun, farthest_runs};
 pub use transfer::{LargeLoads, TransferModel, TransferPrior};

@@ -4,7 +4,7 @@
 
 use dalsegno_core::BlockTier;
 
-use super::choice::{LargeRun, LoadChoice, Question, Run, choose};
+use super::choice::{LargeRun, LoadChoice, Question, Run, choose, load_all, number};
 use super::compute::{ComputeModel, ComputePrior, StepWork};
 use super::runs::TierRun;
 use super::transfer::{TransferModel, TransferPrior};
@@ -76,8 +76,13 @@ impl CostModel {
     /// Chooses how many leading blocks of a request to load.
     #[must_use]
     pub fn choose(&self, situation: &Situation<'_>) -> LoadChoice {
-        let runs = self.timed(situation);
-        choose(&Question { runs: &runs, ..situation.question }, &self.compute)
+        choose(&Question { runs: &self.timed(situation), ..situation.question }, &self.compute)
+    }
+
+    /// Chooses the way of loading all blocks of a request, whatever that costs.
+    #[must_use]
+    pub fn load_all(&self, situation: &Situation<'_>) -> LoadChoice {
+        load_all(&Question { runs: &self.timed(situation), ..situation.question }, &self.compute)
     }
 
     /// The runs with the times of their tiers. All runs of a tier are one load: the first one waits for what is queued
@@ -88,9 +93,7 @@ impl CostModel {
         let timed = |run: &TierRun| {
             let (at, bytes) = (run.tier as usize, situation.block_bytes);
             let before = queued[at];
-            #[expect(clippy::cast_precision_loss, reason = "far fewer blocks than 2^52")]
-            let own = run.blocks as f64 * bytes;
-            queued[at] += own;
+            queued[at] += number(run.blocks) * bytes;
             let is_first = !std::mem::replace(&mut begun[at], true);
             let tier = self.tier(run.tier);
             let latency_s = if is_first { tier.usual_s(before) } else { 0.0 };

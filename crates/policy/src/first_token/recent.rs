@@ -22,13 +22,13 @@ struct Compared<const TERMS: usize> {
 
 /// How much measurements usually differ.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Usual {
+pub struct Usual {
     /// Seconds by which most short work is late, however short it is.
-    pub(super) late_s: f64,
-    /// A factor that most measurements exceed.
-    pub(super) low: f64,
-    /// A factor that most measurements do not exceed, less `late_s`.
-    pub(super) high: f64,
+    pub late_s: f64,
+    /// Times the expected time, what most measurements exceed.
+    pub low: f64,
+    /// Times the expected time, what most measurements do not exceed, but for `late_s`.
+    pub high: f64,
 }
 
 /// What the last measurements say about the next one, in seconds.
@@ -99,10 +99,11 @@ impl<const TERMS: usize> Recent<TERMS> {
         let mut sorted = self.ring;
         // Those that are missing come last.
         sorted.sort_by(|one, other| expected_of(*one).total_cmp(&expected_of(*other)));
+        // Of few measurements the shorter half, too.
+        let short = self.all().count().div_ceil(2);
         let mut late: [f64; KEPT / 2] = array::from_fn(|at| {
-            // Of few measurements the shorter half, too.
-            let is_short = at < self.all().count().div_ceil(2);
-            sorted[at].filter(|_| is_short).map_or(0.0, |one| one.measured - one.expected)
+            let one = sorted[at].filter(|_| at < short);
+            one.map_or(0.0, |one| one.measured - one.expected)
         });
         late.sort_by(f64::total_cmp);
         let late_s = quantile(&late, CONFIDENCE).max(0.0);

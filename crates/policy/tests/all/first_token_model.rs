@@ -215,8 +215,7 @@ proptest! {
             ahead: Ahead { notice_s: 0.0, most_s: f64::INFINITY },
             others: Others { backlog_s: 0.0, waiting: 0.0 },
             guard_s: 0.005,
-            load_all: false,
-        };
+            };
         let choice = choose(&question, &ComputeModel::new(prior(factor)));
         prop_assert!(choice.first_token_s <= choice.computed_s + 1e-12);
         prop_assert!(choice.first_token_s <= choice.loaded_s + 0.005);

@@ -138,5 +138,5 @@ class Rereads:
             return
         if read.size and all(all(done) and not throttled for done, throttled in results):
             has_ended = len(read.ends) == len(read.transfers)
-            seconds = (max(read.ends) if has_ended else time.monotonic()) - read.started
-            self._decider.note_read(read.tier, read.size, seconds)
+            ended = max(read.ends) if has_ended else time.monotonic()
+            self._decider.note_read(read.tier, read.size, ended - read.started)
