@@ -17,6 +17,11 @@ from dalsegno.integrations.common import probe
 from dalsegno.integrations.common.deciding import Engine, LoadDecider
 from dalsegno.integrations.common.steps import StepTime, StepWork, work_of
 from dalsegno.integrations.common.wishes import Wish
+from dalsegno.integrations.vllm.direct.offering import Offers
+from dalsegno.integrations.vllm.direct.planned import PlannedLoad, PlannedLoads
+from dalsegno.integrations.vllm.direct.requests import DirectRequest
+from dalsegno.integrations.vllm.direct.step import LoadJob
+from dalsegno.integrations.vllm.metrics import Meter
 from dalsegno.integrations.vllm.settings import ConnectorSettings
 from dalsegno.profiles import ComputePrior, Profile
 
@@ -232,3 +237,23 @@ def test_how_fast_a_device_computes_is_measured_at_the_start() -> None:
     assert probe.operations_per_s("no dtype") is None
     slow = ComputePrior.of_shape(32, 1024.0, is_cpu=True, operations_per_s=1e9)
     assert slow.token_s > ComputePrior.of_shape(32, 1024.0, is_cpu=True).token_s
+
+
+def test_a_request_waits_for_what_another_loads_no_longer_than_it_would_compute() -> None:
+    loads = PlannedLoads(1, 1.0)
+    names = [bytes([number]) * 32 for number in range(8)]
+    job = LoadJob(1, "first", names[:6], list(range(6)), 10.0)
+    loads.add(PlannedLoad(job, DirectRequest(None, None), [], [], 0, ()), load_s=0.5)
+    awaited = loads.awaited(names)
+    assert awaited is not None
+    assert awaited.count == 6
+    assert 0.4 < awaited.left_s <= 0.5
+    assert loads.awaited(names[6:]) is loads.awaited([]) is None
+    auto = Offers(SETTINGS, decider(), Meter(), in_steps=True)
+    # Six blocks are computed in 96 ms.
+    assert auto.most_wait_s(0, awaited) == 0
+    assert auto.most_wait_s(0, replace(awaited, left_s=0.09)) == pytest.approx(0.101, abs=1e-3)
+    assert auto.most_wait_s(512, replace(awaited, left_s=0.0)) > 0
+    always = replace(SETTINGS, load_policy="always")
+    offers = Offers(always, decider(load_policy="always"), Meter(), in_steps=True)
+    assert offers.most_wait_s(0, awaited) == SETTINGS.load_timeout_s

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dalsegno.integrations.common.deciding import Decision, Engine, LoadDecider
-from dalsegno.integrations.common.rereads import MOST_BYTES, PART
+from dalsegno.integrations.common.rereads import IN_A_ROW, LEAST_S, MOST_BYTES, PART, SELDOM, SIZES
 from dalsegno.integrations.common.settings import StoreSettings
 from dalsegno.integrations.common.steps import StepTime, work_of
 from dalsegno.integrations.common.wishes import Wish, part
@@ -205,13 +205,16 @@ class World:
         clock: What a clock measures of a time.
         in_steps: Whether steps may wait for blocks.
         most_load_s: Seconds after which loads are given up.
+        wish: Tokens and blocks of each request; random ones if none.
     """
 
     def __init__(self, decides: LoadDecider, seed: int = 1, *, in_steps: bool = False) -> None:
         self.decides, self.costs, self.in_steps = decides, Costs(), in_steps
         self.most_load_s = SETTINGS.load_timeout_s
+        self.wish: tuple[int, int] | None = None
         self._random = random.Random(seed)
-        self._number = 0
+        self._number = self._reads = 0
+        self._declined: dict[str, int] = {}
         self.clock: Clock = lambda seconds: seconds * self._random.gauss(1, NOISE)
 
     def serve(
@@ -223,6 +226,8 @@ class World:
     def _wish(self, tiers: tuple[str, ...], waiting: int) -> Wish:
         prompt = int(2 ** self._random.uniform(9, 16))
         left = int(self._random.random() * (prompt - 1)) // ENGINE.block_tokens
+        if self.wish is not None:
+            prompt, left = self.wish
         runs = []
         for tier in tiers[:-1]:
             runs.append((tier, self._random.randint(0, left)))
@@ -241,6 +246,8 @@ class World:
         loaded_s = all_s + self.costs.compute(wish.blocks * ENGINE.block_tokens, prompt)
         begin, waited_s, limit_s, is_whole = 0, 0.0, 0.0, True
         if decision.blocks:
+            for tier, _ in part(wish.runs, 0, decision.blocks):
+                self._declined.pop(tier, None)
             begin, waited_s, limit_s, is_whole = self._load(wish, decision)
         if decision.blocks < wish.blocks:
             self._read_again(part(wish.runs, decision.blocks), computed_s)
@@ -278,9 +285,14 @@ class World:
     def _read_again(self, runs: list[tuple[str, int]], computed_s: float) -> None:
         """Reads some declined blocks while the request is computed, as the direct path does."""
         tier, blocks = max(runs, key=lambda run: run[1])
-        size = max(1, blocks // PART) * ENGINE.block_bytes
+        number = self._declined[tier] = self._declined.get(tier, 0) + 1
+        if number > IN_A_ROW and number % SELDOM:
+            return
+        most = min(blocks // PART, MOST_BYTES // ENGINE.block_bytes)
+        size = max(1, most // SIZES[self._reads % len(SIZES)]) * ENGINE.block_bytes
+        self._reads += 1
         taken_s = self.costs.tiers[tier](size)
-        if taken_s <= computed_s and size <= MOST_BYTES:
+        if taken_s <= max(computed_s, LEAST_S):
             self.decides.note_read(tier, size, self.clock(taken_s))
 
     def _measure_steps(self, begin: int, prompt: int) -> None:
@@ -329,6 +341,8 @@ class Queue(World):
                 if decision.blocks:
                     self._loads.append(self._start(now, wish, decision))
                     continue
+                if wish.blocks and not self._loads:
+                    self._read_again(list(wish.runs), self.costs.compute(0, wish.prompt))
                 ready.insert(0, (0, wish.prompt))
             if ready:
                 begin, prompt = ready.pop(0)
@@ -362,11 +376,12 @@ class Queue(World):
                 own_s = self.costs.tiers[tier](taken * ENGINE.block_bytes)
                 ends_at = free[tier] = max(ends_at, free[tier]) + own_s
         limit_s = self.decides.limit_s(decision, self.most_load_s)
+        for tier, _ in part(wish.runs, 0, decision.blocks):
+            self._declined.pop(tier, None)
         self._number += 1
         self.decides.begin_load(self._number, wish.runs, decision.blocks)
-        is_whole = ends_at - now <= limit_s
-        if is_whole:
-            # A load that is given up leaves its tier to the next one.
-            self._free_at = free
         last = min(ends_at, now + limit_s)
-        return _Load(self._number, wish, now, last, is_whole, decision.blocks)
+        for tier, free_at in free.items():
+            # A load that is given up leaves its tier to the next one.
+            self._free_at[tier] = max(self._free_at[tier], min(free_at, last))
+        return _Load(self._number, wish, now, last, last == ends_at, decision.blocks)

@@ -1,7 +1,8 @@
 //! How long blocks of a tier take to arrive.
 //!
-//! 1. After a load was given up, for whatever reason, none is predicted to have more bytes per second than the largest
-//!    one that was measured since: a few small ones say little of a large one.
+//! 1. After a load was given up, for whatever reason, none is predicted to have more bytes per second, after the first
+//!    byte, than the largest one that was measured since: a few small ones say little of a large one. Many do: each that
+//!    is faster takes a twentieth from the size that counts.
 //! 2. A load that was given up or late is believed for its size: until others were measured, each that is at least half
 //!    as large is predicted to be as late. Each time in a row it takes four times as many of them, at most
 //!    [`MOST_NEEDED`], so a tier that is fast for small loads only costs few late requests.
@@ -18,6 +19,8 @@ const MORE_NEEDED: u32 = 4;
 const MOST_NEEDED: u32 = 1024;
 /// A load that was in time says little of those that are so many times larger.
 const LARGER: f64 = 2.1;
+/// The part of the size that counts which is left after each smaller load that was faster.
+const FADES: f64 = 0.95;
 /// Seconds of a load that was given up: longer than any computing, but a number.
 const NEVER_S: f64 = 1e9;
 
@@ -33,8 +36,9 @@ pub struct TransferPrior {
 /// The largest load since one was given up.
 #[derive(Clone, Copy, Debug)]
 struct Proven {
+    /// At least half as large ones take its place.
     bytes: f64,
-    /// Seconds of a byte, on average.
+    /// Seconds of a byte, on average, without those before the first one.
     byte_s: f64,
 }
 
@@ -94,9 +98,14 @@ impl TransferModel {
         if let Some(proven) = &mut self.proven
             && is_time(seconds)
             && bytes > 0.0
-            && bytes >= proven.bytes / 2.0
         {
-            *proven = Proven { bytes, byte_s: seconds / bytes };
+            let latency_s = self.learned.coefficients()[0];
+            let now = Proven { bytes, byte_s: (seconds - latency_s).max(0.0) / bytes };
+            if bytes >= proven.bytes / 2.0 {
+                *proven = now;
+            } else if now.byte_s < proven.byte_s {
+                proven.bytes *= FADES;
+            }
         }
     }
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from dalsegno.integrations.common.settings import StoreSettings
@@ -76,10 +76,16 @@ class Decision:
 
 @dataclass
 class _Running:
-    """A load that has not ended: bytes by tier, and what was queued before it."""
+    """A load that has not ended.
+
+    Attributes:
+        sizes: Bytes by tier.
+        queued: The same of those before it; None if one was given up, as nobody knows how much of
+            it was read.
+    """
 
     sizes: dict[str, int]
-    queued: dict[str, int] = field(default_factory=dict)
+    queued: dict[str, int] | None
 
 
 class Listener(Protocol):
@@ -244,11 +250,15 @@ class LoadDecider:
             is_whole: Whether it has brought all blocks.
             was_late: Whether it was given up because a step would have waited too long.
         """
+        if not is_whole or not seconds:
+            self._forget_behind(number)
         running = self._running.pop(number, None)
         if running is None or not seconds or not running.sizes:
             return
         for listener in listeners if is_whole else ():
             listener.load(running.sizes, seconds)
+        if running.queued is None:
+            return
         sizes = {tier: running.queued[tier] + size for tier, size in running.sizes.items()}
         # What one load had of several tiers is set against the one that should take longest. If it
         # was late by far, the farthest one is to blame: nothing was heard of it.
@@ -265,6 +275,13 @@ class LoadDecider:
             self._step_waits.note_late(slowest)
         elif own_s > expected[slowest]:
             self.model.note_given_up(slowest, sizes[slowest])
+
+    def _forget_behind(self, number: int) -> None:
+        """Forgets what was queued before loads of which one is given up."""
+        began = list(self._running)
+        if number in self._running:
+            for later in began[began.index(number) + 1 :]:
+                self._running[later].queued = None
 
     def is_loading(self, tier: str) -> bool:
         """Whether loads under way have blocks of a tier."""

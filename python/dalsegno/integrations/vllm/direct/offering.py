@@ -19,6 +19,7 @@ from dalsegno.integrations.common.steps import StepTime
 from dalsegno.integrations.common.wishes import Others, Wish, part
 from dalsegno.integrations.vllm import costs
 from dalsegno.integrations.vllm.direct import choice
+from dalsegno.integrations.vllm.direct.planned import Awaited
 from dalsegno.integrations.vllm.direct.requests import DirectRequest, Offer
 from dalsegno.integrations.vllm.direct.space import DirectStore, RankNamespaces
 from dalsegno.integrations.vllm.direct.step import LoadWay
@@ -102,7 +103,7 @@ class Offers:
             return None
         most_s, delay_s = self._settings.load_timeout_s, self._settings.max_step_load_s
         offer = Offer(first, decided.blocks, LoadWay.AHEAD, most_s, runs=wish.runs)
-        offer.saved_s = decided.saved_s
+        offer.load_s, offer.saved_s = decided.load_s, decided.saved_s
         if not decided.in_step:
             offer.timeout_s = self.decider.limit_s(decided, most_s)
             return offer
@@ -136,6 +137,22 @@ class Offers:
                 lease.release()
             return ()
         return leases
+
+    def most_wait_s(self, computed: int, awaited: Awaited) -> float:
+        """Returns how long a request may wait in all for what is loaded for another one.
+
+        Args:
+            computed: Tokens that it has.
+            awaited: Its blocks behind them that are being loaded.
+        """
+        most_s = self._settings.load_timeout_s
+        if self._settings.load_policy != "auto":
+            return most_s
+        end = computed + awaited.count * self.decider.engine.block_tokens
+        wish = Wish([], computed, end)
+        computed_s = self.decider.computed_s(wish)
+        is_late = awaited.left_s > computed_s
+        return 0.0 if is_late else min(most_s, computed_s + self.decider.guard_s(wish))
 
     def arrive(self, state: DirectRequest) -> None:
         """Notes that a request waits from now on."""

@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from dalsegno.integrations.vllm.direct.requests import DirectRequest
@@ -22,6 +23,19 @@ from dalsegno.integrations.vllm.direct.step import LoadEnd, LoadJob, SaveJob, St
 
 # Blocks whose failed loads are remembered.
 MOST_FAILING = 4096
+
+
+@dataclass(frozen=True)
+class Awaited:
+    """Blocks that are being loaded for a request that waits for them.
+
+    Attributes:
+        count: How many of those that another request wants first.
+        left_s: Seconds until they are there, as predicted.
+    """
+
+    count: int
+    left_s: float
 
 
 @dataclass
@@ -79,8 +93,9 @@ class PlannedLoads:
         self._workers, self._pause_s = workers, pause_s
         self._last, self.void_up_to = 0, 0
         self._running: dict[int, PlannedLoad] = {}
-        # Names of blocks for which requests wait, and until when others wait for them too.
-        self._awaited: dict[bytes, float] = {}
+        # Names of blocks for which requests wait, until when others wait for them too, and when
+        # they will be there.
+        self._awaited: dict[bytes, tuple[float, float]] = {}
         # vLLM's hashes of blocks that steps load.
         self._in_step: Counter[bytes] = Counter()
         # Names of blocks whose load has failed, and until when none is tried.
@@ -91,19 +106,23 @@ class PlannedLoads:
         self._last += 1
         return self._last
 
-    def add(self, planned: PlannedLoad) -> None:
-        """Adds a load."""
+    def add(self, planned: PlannedLoad, load_s: float) -> None:
+        """Adds a load that is predicted to take so many seconds."""
         job = planned.job
         self._running[job.number] = planned
         if job.is_in_step:
             self._in_step.update(planned.hashes)
         else:
-            until = time.monotonic() + job.timeout_s
-            self._awaited.update((name, until) for name in job.chain)
+            now = time.monotonic()
+            times = (now + job.timeout_s, now + load_s)
+            self._awaited.update((name, times) for name in job.chain)
 
-    def awaits(self, name: bytes) -> bool:
-        """Whether a block is being loaded for a request that waits for it."""
-        return _is_before(self._awaited, name)
+    def awaited(self, names: Sequence[bytes]) -> Awaited | None:
+        """Returns which leading blocks are being loaded for requests that wait for them."""
+        now = time.monotonic()
+        times = (self._awaited.get(name, (0.0, 0.0)) for name in names)
+        ends = [end for _, end in takewhile(lambda one: one[0] > now, times)]
+        return Awaited(len(ends), max(0.0, max(ends) - now)) if ends else None
 
     def fills(self, hashes: Iterable[bytes]) -> bool:
         """Whether a step that has not ended loads one of these blocks, by vLLM's own hashes."""

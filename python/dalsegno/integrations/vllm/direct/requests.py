@@ -22,6 +22,7 @@ class Offer:
         timeout_s: Seconds that the load may take.
         wait_s: Seconds for which its step waits for all of its loads, before this one fails.
         runs: The tiers of the blocks.
+        load_s: Seconds that they take, as predicted.
         saved_s: Seconds of computing that the load saves, as predicted.
         leases: The blocks in their places, by namespace, if they are copied inside the step.
         is_void: Whether they must not be loaded any more.
@@ -33,6 +34,7 @@ class Offer:
     timeout_s: float
     wait_s: float = 0.0
     runs: Sequence[tuple[str, int]] = ()
+    load_s: float = 0.0
     saved_s: float = 0.0
     leases: Sequence[Any] = ()
     is_void: bool = False

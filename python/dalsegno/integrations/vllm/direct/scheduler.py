@@ -136,9 +136,9 @@ class DirectScheduler:
         # One token is always computed.
         last = (state.loadable_tokens(computed) - 1) // tokens
         wanted = names[computed // tokens : last]
-        if wanted and self._has_prefix_cache and self._loads.awaits(wanted[0]):
+        if self._has_prefix_cache and (awaited := self._loads.awaited(wanted)):
             is_first = state.deferred_at is None
-            if state.may_defer(self._settings.load_timeout_s):
+            if state.may_defer(self._offers.most_wait_s(computed, awaited)):
                 self._meter.count("deferred_lookups", int(is_first))
                 return None, False
             return 0, False
@@ -186,11 +186,10 @@ class DirectScheduler:
             is_void=offer.is_void,
         )
         per_block = self._hashes_per_block
-        hashes = request.block_hashes[offer.first * per_block : end * per_block]
+        hashes = list(map(bytes, request.block_hashes[offer.first * per_block : end * per_block]))
         behind = pages[offer.first * each :]
-        self._loads.add(
-            PlannedLoad(job, state, list(map(bytes, hashes)), behind, offer.first, offer.leases)
-        )
+        planned = PlannedLoad(job, state, hashes, behind, offer.first, offer.leases)
+        self._loads.add(planned, offer.load_s)
         state.next_save = max(state.next_save, end)
         self._offers.begin(job.number, offer, count)
         self._plan.loads.append(job)
