@@ -120,7 +120,12 @@ def show_predictions(known: dict[str, Any], prompts: Sequence[int]) -> None:
     """Prints how long prompts of some lengths are computed and loaded."""
     kind = profiles.Profile(known["engine"], profiles.ComputePrior(1, 1, 1, 1), None)
     costs = kind.model_of(known)
-    token_bytes = float(known["engine"]["block_bytes"]) / float(known["engine"]["block_tokens"])
+    try:
+        engine = known["engine"]
+        token_bytes = float(engine["block_bytes"]) / float(engine["block_tokens"])
+    except (LookupError, ValueError, ZeroDivisionError):
+        # The profile of another program, which does not say how large its blocks are.
+        return
 
     def times(tokens: int) -> tuple[float, dict[str, float]]:
         loads = {tier: costs.load_s(tier, tokens * token_bytes) for tier in profiles.TIERS}

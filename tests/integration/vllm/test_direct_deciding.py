@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -248,12 +249,20 @@ def test_a_request_waits_for_what_another_loads_no_longer_than_it_would_compute(
     assert awaited is not None
     assert awaited.count == 6
     assert 0.4 < awaited.left_s <= 0.5
+    loads.add(PlannedLoad(job, DirectRequest(None, None), [], [], 0, ()), load_s=0.0)
+    late = loads.awaited(names)
+    assert late is not None
+    assert late.left_s > 9, "it may take as long as it is allowed to"
     assert loads.awaited(names[6:]) is loads.awaited([]) is None
-    auto = Offers(SETTINGS, decider(), Meter(), in_steps=True)
+    request = DirectRequest(SimpleNamespace(request_id="second"), None)
+
+    def most_s(policy: str, computed: int, left_s: float) -> float:
+        settings = replace(SETTINGS, load_policy=policy)
+        offers = Offers(settings, decider(load_policy=policy), Meter(), in_steps=True)
+        return offers.most_wait_s(request, computed, replace(awaited, left_s=left_s))
+
     # Six blocks are computed in 96 ms.
-    assert auto.most_wait_s(0, awaited) == 0
-    assert auto.most_wait_s(0, replace(awaited, left_s=0.09)) == pytest.approx(0.101, abs=1e-3)
-    assert auto.most_wait_s(512, replace(awaited, left_s=0.0)) > 0
-    always = replace(SETTINGS, load_policy="always")
-    offers = Offers(always, decider(load_policy="always"), Meter(), in_steps=True)
-    assert offers.most_wait_s(0, awaited) == SETTINGS.load_timeout_s
+    assert most_s("auto", 0, 0.5) == 0
+    assert most_s("auto", 0, 0.09) == pytest.approx(0.101, abs=1e-3)
+    assert most_s("auto", 512, 0.0) > 0
+    assert most_s("always", 0, 0.5) == SETTINGS.load_timeout_s

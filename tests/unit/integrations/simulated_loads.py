@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -213,8 +214,9 @@ class World:
         self.most_load_s = SETTINGS.load_timeout_s
         self.wish: tuple[int, int] | None = None
         self._random = random.Random(seed)
-        self._number = self._reads = 0
+        self._number = 0
         self._declined: dict[str, int] = {}
+        self._reads: Counter[str] = Counter()
         self.clock: Clock = lambda seconds: seconds * self._random.gauss(1, NOISE)
 
     def serve(
@@ -289,8 +291,8 @@ class World:
         if number > IN_A_ROW and number % SELDOM:
             return
         most = min(blocks // PART, MOST_BYTES // ENGINE.block_bytes)
-        size = max(1, most // SIZES[self._reads % len(SIZES)]) * ENGINE.block_bytes
-        self._reads += 1
+        size = max(1, most // SIZES[self._reads[tier] % len(SIZES)]) * ENGINE.block_bytes
+        self._reads[tier] += 1
         taken_s = self.costs.tiers[tier](size)
         if taken_s <= max(computed_s, LEAST_S):
             self.decides.note_read(tier, size, self.clock(taken_s))

@@ -101,7 +101,9 @@ impl<const TERMS: usize> Learned<TERMS> {
             self.regression.note(terms, seconds);
             return;
         }
-        let precedents = self.recent.precedents(expected, |terms| self.regression.time(terms));
+        let (was_surprise, time) =
+            (self.surprise.is_some(), |terms: &_| self.regression.time(terms));
+        let precedents = self.recent.precedents(expected, was_surprise, time);
         let surprise = surprise_of(expected, seconds, precedents);
         let has_changed = surprise.is_some() && surprise == self.surprise;
         if has_changed {

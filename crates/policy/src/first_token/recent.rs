@@ -7,6 +7,8 @@ use std::array;
 
 /// Measurements that are remembered.
 const KEPT: usize = 32;
+/// So many of the newest ones are enough to show that a slow while has ended: none was later than predicted then.
+const NEWEST: usize = 10;
 /// The part of measurements that are below a high prediction, and above a low one.
 const CONFIDENCE: f64 = 0.8;
 /// Of work that takes so many times longer, a delay says nothing of shorter work.
@@ -75,14 +77,18 @@ impl<const TERMS: usize> Recent<TERMS> {
         self.ring.iter().flatten()
     }
 
-    /// Compares with work that should take `expected` seconds, where `time` is what work should take now.
+    /// Compares with work that should take `expected` seconds, where `time` is what work should take now. If the last
+    /// measurement was a surprise, it is no precedent: the next one confirms it or not.
     pub(super) fn precedents(
         &self,
         expected: f64,
+        was_surprise: bool,
         time: impl Fn(&[f64; TERMS]) -> f64,
     ) -> Precedents {
         let mut found = Precedents { longest: 0.0, shortest: f64::INFINITY, delay: 0.0 };
-        for one in self.all() {
+        let last = (self.next + KEPT - 1) % KEPT;
+        let others = self.ring.iter().enumerate().filter(|(at, _)| *at != last || !was_surprise);
+        for one in others.filter_map(|(_, one)| one.as_ref()) {
             let now_s = time(&one.terms);
             if now_s <= COMPARABLE * expected {
                 found.longest = found.longest.max(one.measured);
@@ -106,7 +112,8 @@ impl<const TERMS: usize> Recent<TERMS> {
             one.map_or(0.0, |one| one.measured - one.expected)
         });
         late.sort_by(f64::total_cmp);
-        let late_s = quantile(&late, CONFIDENCE).max(0.0);
+        let late_s = quantile(&late, CONFIDENCE);
+        let late_s = late_s.min(self.newest(|one| one.measured - one.expected)).max(0.0);
         let factors = |less_s: f64| {
             let factor = |one: Compared<TERMS>| (one.measured - less_s) / one.expected;
             let mut factors = self.ring.map(|one| one.map_or(1.0, factor));
@@ -114,8 +121,15 @@ impl<const TERMS: usize> Recent<TERMS> {
             factors
         };
         let low = quantile(&factors(0.0), 1.0 - CONFIDENCE).min(1.0);
-        let high = quantile(&factors(late_s), CONFIDENCE).max(1.0);
-        Usual { late_s, low, high }
+        let high = quantile(&factors(late_s), CONFIDENCE);
+        let newest = self.newest(|one| (one.measured - late_s) / one.expected);
+        Usual { late_s, low, high: high.min(newest).max(1.0) }
+    }
+
+    /// The most of the newest ones; infinite if there are few.
+    fn newest(&self, what: impl Fn(&Compared<TERMS>) -> f64) -> f64 {
+        let newest = (1..=NEWEST).map(|back| self.ring[(self.next + KEPT - back) % KEPT].as_ref());
+        newest.fold(f64::NEG_INFINITY, |most, one| most.max(one.map_or(f64::INFINITY, &what)))
     }
 }
 

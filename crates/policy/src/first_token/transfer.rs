@@ -174,7 +174,9 @@ impl TransferModel {
     /// The same for loads of which none is large.
     #[must_use]
     pub fn usual_s(&self, bytes: f64) -> f64 {
-        self.learned.high(&[1.0, bytes]).max(bytes * self.proven_byte_s())
+        let high_s = self.learned.high(&[1.0, bytes]);
+        let latency_s = self.learned.coefficients()[0];
+        self.proven.map_or(high_s, |proven| high_s.max(latency_s + bytes * proven.byte_s))
     }
 
     /// The seconds that so many more bytes take, behind `before` others, if they are not large together.

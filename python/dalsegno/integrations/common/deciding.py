@@ -8,9 +8,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from dalsegno.integrations.common.settings import StoreSettings
@@ -28,6 +30,9 @@ PROMPT_PAIRS, FEW_STEPS = 32, 3
 PATIENCE, LEAST_LOAD_S = 4.0, 1.0
 # A load of several tiers is late by far if it takes so many times longer than all of them should.
 LATE = 1.5
+# A load under way is overdue after so many times its expected time, and these seconds and steps: it
+# is noticed at the end of a step, and with asynchronous scheduling at the end of the next one.
+OVERDUE, OVERDUE_S, OVERDUE_STEPS = 2.0, 0.1, 3
 # With so many waiting requests, the first token of one may come later for the sake of all.
 BUSY = 4
 # No step takes so long: a clock was wrong.
@@ -82,10 +87,14 @@ class _Running:
         sizes: Bytes by tier.
         queued: The same of those before it; None if one was given up, as nobody knows how much of
             it was read.
+        expected_s: Seconds in which it should end.
+        began: In seconds of the monotonic clock.
     """
 
     sizes: dict[str, int]
     queued: dict[str, int] | None
+    expected_s: float
+    began: float = field(default_factory=time.monotonic)
 
 
 class Listener(Protocol):
@@ -131,6 +140,8 @@ class LoadDecider:
     def decide(self, wish: Wish) -> Decision:
         """Decides what is loaded of what could be."""
         policy = self._settings.load_policy
+        if policy == "auto":
+            wish = self._without_overdue(wish)
         if policy == "never" or not wish.blocks:
             return Decision(0)
         most = self._step_waits.allowed(wish.runs)
@@ -142,6 +153,27 @@ class LoadDecider:
         in_step = choice.overlapped
         step_s = choice.step_s if in_step else 0.0
         return Decision(blocks, in_step, choice.load_s, step_s, choice.saved_s)
+
+    def _without_overdue(self, wish: Wish) -> Wish:
+        """Returns what could be loaded of tiers whose loads under way are not late by far.
+
+        They will say that the tier has changed, but only when they end or are given up.
+        """
+        grace_s = OVERDUE_S + OVERDUE_STEPS * self._last_step_s
+        now, most_s = time.monotonic(), self._settings.load_timeout_s + grace_s
+        tiers = {
+            farthest(one.sizes)
+            for one in self._running.values()
+            if one.sizes and OVERDUE * one.expected_s + grace_s < now - one.began < most_s
+        }
+        before = itertools.takewhile(lambda run: run[0] not in tiers, wish.runs) if tiers else ()
+        runs = list(before) if tiers else wish.runs
+        count = sum(blocks for _, blocks in runs)
+        if count == wish.blocks:
+            return wish
+        copied, read = min(wish.most_copied, count), min(wish.most_read, count)
+        runs = () if wish.whole_bytes else runs
+        return replace(wish, runs=runs, most_copied=copied, most_read=read)
 
     @property
     def knows_steps(self) -> bool:
@@ -175,14 +207,14 @@ class LoadDecider:
             most_copied=wish.most_copied,
             most_wait_s=engine.max_wait_s,
             most_load_s=self._settings.load_timeout_s,
-            notice_s=self._notice_s(wish),
+            notice_s=self.notice_s(wish),
             backlog_s=backlog_s,
             waiting=waiting,
             load_all=load_all,
             queued=tuple(self._queued(tier) + wish.promised.get(tier, 0) for tier in TIERS),
         )
 
-    def _notice_s(self, wish: Wish) -> float:
+    def notice_s(self, wish: Wish) -> float:
         """Returns the seconds for which a request may wait for others after its load has ended."""
         step_s = self._last_step_s if wish.is_beside else 0.0
         others_s = self.model.request_s(0, wish.longest, self.engine.chunk) if wish.longest else 0.0
@@ -237,7 +269,8 @@ class LoadDecider:
     def begin_bytes(self, number: int, sizes: dict[str, int]) -> None:
         """Notes that a load begins, of so many bytes from each tier."""
         queued = {tier: self._queued(tier) for tier in TIERS}
-        self._running[number] = _Running(sizes, queued)
+        times = (self.model.load_s(tier, queued[tier] + size) for tier, size in sizes.items())
+        self._running[number] = _Running(sizes, queued, sum(times))
 
     def end_load(
         self, number: int, seconds: float, *, is_whole: bool, was_late: bool = False
@@ -250,6 +283,7 @@ class LoadDecider:
             is_whole: Whether it has brought all blocks.
             was_late: Whether it was given up because a step would have waited too long.
         """
+        has_overtaken = self._has_overtaken(number)
         if not is_whole or not seconds:
             self._forget_behind(number)
         running = self._running.pop(number, None)
@@ -257,9 +291,11 @@ class LoadDecider:
             return
         for listener in listeners if is_whole else ():
             listener.load(running.sizes, seconds)
-        if running.queued is None:
+        if is_whole and (running.queued is None or has_overtaken):
+            # Nobody knows what was read before it.
             return
-        sizes = {tier: running.queued[tier] + size for tier, size in running.sizes.items()}
+        queued = running.queued or {}
+        sizes = {tier: queued.get(tier, 0) + size for tier, size in running.sizes.items()}
         # What one load had of several tiers is set against the one that should take longest. If it
         # was late by far, the farthest one is to blame: nothing was heard of it.
         expected = {tier: self.model.load_s(tier, size) for tier, size in sizes.items()}
@@ -269,19 +305,31 @@ class LoadDecider:
         own_s = seconds - sum(expected[tier] for tier in expected if tier != slowest)
         if is_whole and own_s > 0:
             self.model.note_load(slowest, sizes[slowest], own_s)
-            self._step_waits.note_in_time(slowest)
+            if seconds <= LATE * sum(expected.values()):
+                self._step_waits.note_in_time(slowest)
         elif was_late:
             self.model.note_late_in_step(slowest)
             self._step_waits.note_late(slowest)
         elif own_s > expected[slowest]:
             self.model.note_given_up(slowest, sizes[slowest])
 
+    def _has_overtaken(self, number: int) -> bool:
+        """Whether a load of the same tiers began before this one and has not ended."""
+        own = self._running.get(number)
+        earlier = itertools.takewhile(lambda one: one is not own, self._running.values())
+        return own is not None and any(
+            not own.sizes.keys().isdisjoint(one.sizes) for one in earlier
+        )
+
     def _forget_behind(self, number: int) -> None:
         """Forgets what was queued before loads of which one is given up."""
-        began = list(self._running)
-        if number in self._running:
-            for later in began[began.index(number) + 1 :]:
-                self._running[later].queued = None
+        given_up = self._running.get(number)
+        if given_up is None:
+            return
+        behind = itertools.dropwhile(lambda one: one is not given_up, self._running.values())
+        for one in itertools.islice(behind, 1, None):
+            if not one.sizes.keys().isdisjoint(given_up.sizes):
+                one.queued = None
 
     def is_loading(self, tier: str) -> bool:
         """Whether loads under way have blocks of a tier."""
@@ -290,6 +338,8 @@ class LoadDecider:
     def note_read(self, tier: str, size: int, seconds: float) -> None:
         """Learns how long a read of so many bytes took that nobody waited for."""
         if seconds > 0:
+            if seconds <= LATE * self.model.load_s(tier, size):
+                self._step_waits.note_read(tier)
             self.model.note_read(tier, size, seconds)
 
     def note_step(self, step: StepTime) -> None:

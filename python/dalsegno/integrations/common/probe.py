@@ -30,7 +30,7 @@ MEMORY_BYTES, MEMORY_LATENCY_S = 32 << 20, 1e-4
 # Rows, columns and inner size of the products that show how fast a device computes. A larger one is
 # computed if the one before took less than `SHORT_S`: then mostly its start was measured.
 PRODUCTS = ((128, 512, 512), (512, 1024, 1024), (4096, 4096, 4096))
-SHORT_S = 5e-3
+SHORT_S = 1e-3
 
 
 def tiers(place: str) -> dict[str, tuple[float, float]]:

@@ -2,11 +2,11 @@
 
 So a tier that became fast is found again after a request or two, and none waits for it.
 
-1. One read at a time, of a quarter of the blocks and at most 64 MiB, each with a time limit. All
-   workers' blocks are read at once, as loads do. Its bytes count as queued. Every second one is a
-   quarter as large: two sizes show the time before the first byte, and that of each byte.
-2. Of the first 16 requests whose blocks were declined each is used, then one in 16, until blocks of
-   the tier are loaded again.
+1. One read at a time, of a quarter of the blocks and at most 64 MiB, but of one block at least,
+   each with a time limit. All workers' blocks are read at once, as loads do. Its bytes count as
+   queued. Every second one is a quarter as large: two sizes show the time before the first byte,
+   and that of each byte.
+2. Of the first 16 requests in a row that load nothing from a tier each is used, then one in 16.
 3. What was read goes nowhere: into memory that is kept for the next read. No call waits.
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import mmap
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +24,7 @@ from dalsegno.integrations.common.deciding import LoadDecider
 from dalsegno.integrations.common.wishes import Runs
 
 PART, MOST_BYTES = 4, 64 << 20
-# Sizes of reads, one after the other, as parts of that.
+# Sizes of reads of a tier, one after the other, as parts of that.
 SIZES = (1, 4)
 # Requests in a row that are used, and of how many one is used then.
 IN_A_ROW, SELDOM = 16, 16
@@ -66,7 +67,7 @@ class Rereads:
         self._decider = decider
         self._read: _Read | None = None
         self._memory = memoryview(b"")
-        self._reads = 0
+        self._reads: Counter[str] = Counter()
         # Requests whose blocks of a tier were declined since some were loaded.
         self._declined: dict[str, int] = {}
 
@@ -108,8 +109,8 @@ class Rereads:
             return
         each = namespaces[0].block_bytes
         most = MOST_BYTES // (each * len(namespaces))
-        count = max(1, min(len(chain) // PART, most) // SIZES[self._reads % len(SIZES)])
-        self._reads += 1
+        count = max(1, min(len(chain) // PART, most) // SIZES[self._reads[tier] % len(SIZES)])
+        self._reads[tier] += 1
         limit_s = min(max(computed_s, LEAST_S), MOST_S)
         read = self._read = _Read(tier, count * each, time.monotonic())
         places = self._places(count * len(namespaces), each)

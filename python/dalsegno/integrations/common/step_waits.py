@@ -5,7 +5,9 @@ deliver in bursts: what a request hardly notices is too long for a step, again a
 
 1. After a load was late for its step, no step waits for its tier until another load was in time;
    each further step that is late makes it four times as many, at most 1,024.
-2. A tier with a hundred times as many loads in time is trusted as if none had been late.
+2. Sixteen reads in time that nobody waited for count as one such load: they are short. A tier whose
+   loads pay only inside a step has nothing else to show.
+3. A tier with a hundred times as many loads in time is trusted as if none had been late.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from dalsegno.integrations.common.wishes import Runs
 
 MORE_NEEDED, MOST_NEEDED = 4, 1024
 FORGOTTEN = 100
+# What a read counts of a load.
+READ_PART = 1 / 16
 
 
 @dataclass
@@ -28,7 +32,7 @@ class _Late:
     """
 
     needed: int = 1
-    in_time: int = 0
+    in_time: float = 0.0
 
 
 class StepWaits:
@@ -49,10 +53,17 @@ class StepWaits:
 
     def note_in_time(self, tier: str) -> None:
         """Notes that a load has ended, for which a step or its request waited."""
+        self._note(tier, 1.0)
+
+    def note_read(self, tier: str) -> None:
+        """Notes that a read has ended in time, for which nobody waited."""
+        self._note(tier, READ_PART)
+
+    def _note(self, tier: str, part: float) -> None:
         known = self._late.get(tier)
         if known is None:
             return
-        known.in_time += 1
+        known.in_time += part
         if known.in_time >= FORGOTTEN * known.needed:
             del self._late[tier]
 

@@ -208,11 +208,13 @@ class DalsegnoL2Adapter(L2AdapterInterface):  # type: ignore[misc]
 
     def _report_load(self, task: Task) -> None:
         """Makes LMCache's result of a load task that has ended; never raises."""
-        bitmap = Bitmap(len(task.keys))
+        bitmap, done = Bitmap(len(task.keys)), list[int]()
         try:
-            done = self._mover.loaded(task)
-            seconds = time.monotonic() - task.started
-            self._costs.end(task.number, seconds, is_whole=len(done) == len(task.keys))
+            try:
+                done = self._mover.loaded(task)
+            finally:
+                seconds = time.monotonic() - task.started
+                self._costs.end(task.number, seconds, is_whole=len(done) == len(task.keys))
             bitmap.batched_set(done)
             if done:
                 self._notify_keys_accessed([task.keys[one] for one in done])

@@ -138,10 +138,11 @@ class Offers:
             return ()
         return leases
 
-    def most_wait_s(self, computed: int, awaited: Awaited) -> float:
+    def most_wait_s(self, state: DirectRequest, computed: int, awaited: Awaited) -> float:
         """Returns how long a request may wait in all for what is loaded for another one.
 
         Args:
+            state: The request.
             computed: Tokens that it has.
             awaited: Its blocks behind them that are being loaded.
         """
@@ -150,8 +151,9 @@ class Offers:
             return most_s
         end = computed + awaited.count * self.decider.engine.block_tokens
         wish = Wish([], computed, end)
+        self.others.describe(wish, state.request.request_id, state.saved_s)
         computed_s = self.decider.computed_s(wish)
-        is_late = awaited.left_s > computed_s
+        is_late = awaited.left_s + self.decider.notice_s(wish) > computed_s
         return 0.0 if is_late else min(most_s, computed_s + self.decider.guard_s(wish))
 
     def arrive(self, state: DirectRequest) -> None:

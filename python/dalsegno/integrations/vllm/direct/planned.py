@@ -31,7 +31,7 @@ class Awaited:
 
     Attributes:
         count: How many of those that another request wants first.
-        left_s: Seconds until they are there, as predicted.
+        left_s: Seconds until they are there, as predicted; until it is given up if a load is late.
     """
 
     count: int
@@ -121,8 +121,11 @@ class PlannedLoads:
         """Returns which leading blocks are being loaded for requests that wait for them."""
         now = time.monotonic()
         times = (self._awaited.get(name, (0.0, 0.0)) for name in names)
-        ends = [end for _, end in takewhile(lambda one: one[0] > now, times)]
-        return Awaited(len(ends), max(0.0, max(ends) - now)) if ends else None
+        # What is late may take as long as it is allowed to.
+        ends = [
+            end if end > now else until for until, end in takewhile(lambda one: one[0] > now, times)
+        ]
+        return Awaited(len(ends), max(ends) - now) if ends else None
 
     def fills(self, hashes: Iterable[bytes]) -> bool:
         """Whether a step that has not ended loads one of these blocks, by vLLM's own hashes."""

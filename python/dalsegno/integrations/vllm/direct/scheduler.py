@@ -4,8 +4,8 @@
    when their load fails: if they lie in places under a lease, or if the step computes for about as
    long as they take. All others are loaded before the request is scheduled, and their errors are
    known by then.
-2. A block that is being loaded for one request is not loaded for another one: that waits, in all
-   at most as long as one load may take, and finds the block in vLLM's own cache.
+2. A request waits for blocks that are loaded for another one, and finds them in vLLM's own cache,
+   as long as one load may take; by the policy `auto` only if computing them would take longer.
 3. vLLM may give away blocks that are still being saved. Then the step that may write them waits for
    the copies, at most a second.
 4. A promise that cannot be kept any more becomes a load that fails: vLLM computes those blocks. If
@@ -138,10 +138,11 @@ class DirectScheduler:
         wanted = names[computed // tokens : last]
         if self._has_prefix_cache and (awaited := self._loads.awaited(wanted)):
             is_first = state.deferred_at is None
-            if state.may_defer(self._offers.most_wait_s(computed, awaited)):
+            if state.may_defer(self._offers.most_wait_s(state, computed, awaited)):
                 self._meter.count("deferred_lookups", int(is_first))
                 return None, False
-            return 0, False
+            if state.deferred_s:
+                return 0, False
         state.deferred_at = None
         wanted = self._loads.without_failing(wanted)
         found = len(wanted)
