@@ -1,8 +1,8 @@
 //! How long blocks of a tier take to arrive.
 //!
-//! 1. After a load was given up, for whatever reason, none is predicted to have more bytes per second, after the first
-//!    byte, than the largest one that was measured since: a few small ones say little of a large one. Many do: each that
-//!    is faster takes a twentieth from the size that counts.
+//! 1. After a load was given up, for whatever reason, none is predicted to have more bytes per second, after the
+//!    first byte, than the largest one that was measured since: a few small ones say little of a large one. Many do:
+//!    each that is faster takes a twentieth from the size that counts.
 //! 2. A load that was given up or late is believed for its size: until others were measured, each that is at least half
 //!    as large is predicted to be as late. Each time in a row it takes four times as many of them, at most
 //!    [`MOST_NEEDED`], so a tier that is fast for small loads only costs few late requests.
