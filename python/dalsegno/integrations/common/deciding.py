@@ -140,7 +140,7 @@ class LoadDecider:
     def decide(self, wish: Wish) -> Decision:
         """Decides what is loaded of what could be."""
         policy = self._settings.load_policy
-        if policy == "auto":
+        if policy == "auto" and self._running:
             wish = self._without_overdue(wish)
         if policy == "never" or not wish.blocks:
             return Decision(0)
