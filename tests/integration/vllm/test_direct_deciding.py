@@ -146,7 +146,9 @@ def test_after_a_late_load_no_step_waits_until_one_was_in_time() -> None:
     decided = decides.decide(wish("log", most_read=60))
     assert (decided.blocks, decided.in_step) == (60, False)
     # A step waits for the blocks before those of the tier.
-    assert decides._step_waits.allowed([("far", 40), ("log", 20)]) == 40
+    both = replace(wish("log", most_read=60), runs=[("far", 40), ("log", 20)])
+    assert not decides.decide(both).in_step or decides.decide(both).blocks <= 40
+    assert decides._step_waits.allowed(both.runs) == 40
     for needed in (1, 4, 16):
         for _ in range(needed):
             assert not decides.decide(wish("log", most_read=60)).in_step

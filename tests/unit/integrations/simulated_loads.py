@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dalsegno.integrations.common.deciding import Decision, Engine, LoadDecider
-from dalsegno.integrations.common.rereads import IN_A_ROW, LEAST_S, MOST_BYTES, PART, SELDOM, SIZES
+from dalsegno.integrations.common.rereads import LEAST_S, Turns
 from dalsegno.integrations.common.settings import StoreSettings
 from dalsegno.integrations.common.steps import StepTime, work_of
 from dalsegno.integrations.common.wishes import Wish, part
@@ -215,8 +214,7 @@ class World:
         self.wish: tuple[int, int] | None = None
         self._random = random.Random(seed)
         self._number = 0
-        self._declined: dict[str, int] = {}
-        self._reads: Counter[str] = Counter()
+        self._turns = Turns()
         self.clock: Clock = lambda seconds: seconds * self._random.gauss(1, NOISE)
 
     def serve(
@@ -248,8 +246,6 @@ class World:
         loaded_s = all_s + self.costs.compute(wish.blocks * ENGINE.block_tokens, prompt)
         begin, waited_s, limit_s, is_whole = 0, 0.0, 0.0, True
         if decision.blocks:
-            for tier, _ in part(wish.runs, 0, decision.blocks):
-                self._declined.pop(tier, None)
             begin, waited_s, limit_s, is_whole = self._load(wish, decision)
         if decision.blocks < wish.blocks:
             self._read_again(part(wish.runs, decision.blocks), computed_s)
@@ -278,21 +274,23 @@ class World:
             was_late = not is_whole
             # What the step has computed behind blocks that are not there is lost.
             limit_s = ENGINE.max_wait_s + step_s
-        self._number += 1
-        self.decides.begin_load(self._number, runs, decision.blocks)
+        self._begin(wish, decision)
         measured_s = self.clock(taken_s)
         self.decides.end_load(self._number, measured_s, is_whole=is_whole, was_late=was_late)
         return (begin, waited_s, limit_s, True) if is_whole else (0, limit_s, limit_s, False)
 
+    def _begin(self, wish: Wish, decision: Decision) -> None:
+        """Notes that a load begins."""
+        self._turns.note_loaded(part(wish.runs, 0, decision.blocks))
+        self._number += 1
+        self.decides.begin_load(self._number, wish.runs, decision.blocks)
+
     def _read_again(self, runs: list[tuple[str, int]], computed_s: float) -> None:
         """Reads some declined blocks while the request is computed, as the direct path does."""
         tier, blocks = max(runs, key=lambda run: run[1])
-        number = self._declined[tier] = self._declined.get(tier, 0) + 1
-        if number > IN_A_ROW and number % SELDOM:
+        if not self._turns.is_due(tier):
             return
-        most = min(blocks // PART, MOST_BYTES // ENGINE.block_bytes)
-        size = max(1, most // SIZES[self._reads[tier] % len(SIZES)]) * ENGINE.block_bytes
-        self._reads[tier] += 1
+        size = self._turns.count(tier, blocks, ENGINE.block_bytes) * ENGINE.block_bytes
         taken_s = self.costs.tiers[tier](size)
         if taken_s <= max(computed_s, LEAST_S):
             self.decides.note_read(tier, size, self.clock(taken_s))
@@ -378,10 +376,7 @@ class Queue(World):
                 own_s = self.costs.tiers[tier](taken * ENGINE.block_bytes)
                 ends_at = free[tier] = max(ends_at, free[tier]) + own_s
         limit_s = self.decides.limit_s(decision, self.most_load_s)
-        for tier, _ in part(wish.runs, 0, decision.blocks):
-            self._declined.pop(tier, None)
-        self._number += 1
-        self.decides.begin_load(self._number, wish.runs, decision.blocks)
+        self._begin(wish, decision)
         last = min(ends_at, now + limit_s)
         for tier, free_at in free.items():
             # A load that is given up leaves its tier to the next one.

@@ -101,8 +101,8 @@ impl<const TERMS: usize> Learned<TERMS> {
             self.regression.note(terms, seconds);
             return;
         }
-        let (was_surprise, time) =
-            (self.surprise.is_some(), |terms: &_| self.regression.time(terms));
+        let was_surprise = self.surprise.is_some();
+        let time = |terms: &_| self.regression.time(terms);
         let precedents = self.recent.precedents(expected, was_surprise, time);
         let surprise = surprise_of(expected, seconds, precedents);
         let has_changed = surprise.is_some() && surprise == self.surprise;

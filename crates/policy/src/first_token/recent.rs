@@ -58,7 +58,7 @@ impl<const TERMS: usize> Recent<TERMS> {
 
     /// Work takes so many times as long. The last measurement is forgotten: it was the first one after the change.
     pub(super) fn change(&mut self, ratio: f64) {
-        self.next = (self.next + KEPT - 1) % KEPT;
+        self.next = self.place(1);
         self.ring[self.next] = None;
         // Delays of slower work say nothing. Those of faster work may be what they were.
         let ratio = ratio.min(1.0);
@@ -71,6 +71,11 @@ impl<const TERMS: usize> Recent<TERMS> {
     pub(super) fn push(&mut self, terms: [f64; TERMS], expected: f64, measured: f64) {
         self.ring[self.next] = Some(Compared { terms, expected, measured });
         self.next = (self.next + 1) % KEPT;
+    }
+
+    /// Where the last measurement is, or one so many places back.
+    fn place(&self, back: usize) -> usize {
+        (self.next + KEPT - back) % KEPT
     }
 
     fn all(&self) -> impl Iterator<Item = &Compared<TERMS>> {
@@ -86,8 +91,8 @@ impl<const TERMS: usize> Recent<TERMS> {
         time: impl Fn(&[f64; TERMS]) -> f64,
     ) -> Precedents {
         let mut found = Precedents { longest: 0.0, shortest: f64::INFINITY, delay: 0.0 };
-        let last = (self.next + KEPT - 1) % KEPT;
-        let others = self.ring.iter().enumerate().filter(|(at, _)| *at != last || !was_surprise);
+        let skipped = was_surprise.then_some(self.place(1));
+        let others = self.ring.iter().enumerate().filter(|(at, _)| Some(*at) != skipped);
         for one in others.filter_map(|(_, one)| one.as_ref()) {
             let now_s = time(&one.terms);
             if now_s <= COMPARABLE * expected {
@@ -128,7 +133,7 @@ impl<const TERMS: usize> Recent<TERMS> {
 
     /// The most of the newest ones; infinite if there are few.
     fn newest(&self, what: impl Fn(&Compared<TERMS>) -> f64) -> f64 {
-        let newest = (1..=NEWEST).map(|back| self.ring[(self.next + KEPT - back) % KEPT].as_ref());
+        let newest = (1..=NEWEST).map(|back| self.ring[self.place(back)].as_ref());
         newest.fold(f64::NEG_INFINITY, |most, one| most.max(one.map_or(f64::INFINITY, &what)))
     }
 }

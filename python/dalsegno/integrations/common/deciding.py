@@ -140,8 +140,10 @@ class LoadDecider:
     def decide(self, wish: Wish) -> Decision:
         """Decides what is loaded of what could be."""
         policy = self._settings.load_policy
-        if policy == "auto" and self._running:
-            wish = self._without_overdue(wish)
+        if policy == "auto" and (overdue := self._overdue()):
+            runs = list(itertools.takewhile(lambda run: run[0] not in overdue, wish.runs))
+            is_cut = len(runs) < len(wish.runs)
+            wish = replace(wish, runs=() if is_cut and wish.whole_bytes else runs)
         if policy == "never" or not wish.blocks:
             return Decision(0)
         most = self._step_waits.allowed(wish.runs)
@@ -154,26 +156,20 @@ class LoadDecider:
         step_s = choice.step_s if in_step else 0.0
         return Decision(blocks, in_step, choice.load_s, step_s, choice.saved_s)
 
-    def _without_overdue(self, wish: Wish) -> Wish:
-        """Returns what could be loaded of tiers whose loads under way are not late by far.
+    def _overdue(self) -> set[str]:
+        """Returns the tiers of which a load under way is late by far.
 
-        They will say that the tier has changed, but only when they end or are given up.
+        The load will show that its tier has changed, but only when it ends or is given up.
         """
+        if not self._running:
+            return set()
         grace_s = OVERDUE_S + OVERDUE_STEPS * self._last_step_s
         now, most_s = time.monotonic(), self._settings.load_timeout_s + grace_s
-        tiers = {
+        return {
             farthest(one.sizes)
             for one in self._running.values()
             if one.sizes and OVERDUE * one.expected_s + grace_s < now - one.began < most_s
         }
-        before = itertools.takewhile(lambda run: run[0] not in tiers, wish.runs) if tiers else ()
-        runs = list(before) if tiers else wish.runs
-        count = sum(blocks for _, blocks in runs)
-        if count == wish.blocks:
-            return wish
-        copied, read = min(wish.most_copied, count), min(wish.most_read, count)
-        runs = () if wish.whole_bytes else runs
-        return replace(wish, runs=runs, most_copied=copied, most_read=read)
 
     @property
     def knows_steps(self) -> bool:
@@ -283,53 +279,44 @@ class LoadDecider:
             is_whole: Whether it has brought all blocks.
             was_late: Whether it was given up because a step would have waited too long.
         """
-        has_overtaken = self._has_overtaken(number)
-        if not is_whole or not seconds:
-            self._forget_behind(number)
         running = self._running.pop(number, None)
-        if running is None or not seconds or not running.sizes:
+        if running is None:
+            return
+        tiers, others = running.sizes.keys(), self._running.values()
+        rivals = [one for one in others if not tiers.isdisjoint(one.sizes)]
+        if not is_whole or not seconds:
+            for one in rivals:
+                if one.began > running.began:
+                    one.queued = None
+        if not seconds or not running.sizes:
             return
         for listener in listeners if is_whole else ():
             listener.load(running.sizes, seconds)
-        if is_whole and (running.queued is None or has_overtaken):
-            # Nobody knows what was read before it.
-            return
+        has_overtaken = any(one.began < running.began for one in rivals)
+        # Else nobody knows what was read before it.
+        if not is_whole or (running.queued is not None and not has_overtaken):
+            self._learn(running, seconds, is_whole=is_whole, was_late=was_late)
+
+    def _learn(self, running: _Running, seconds: float, *, is_whole: bool, was_late: bool) -> None:
         queued = running.queued or {}
         sizes = {tier: queued.get(tier, 0) + size for tier, size in running.sizes.items()}
         # What one load had of several tiers is set against the one that should take longest. If it
         # was late by far, the farthest one is to blame: nothing was heard of it.
         expected = {tier: self.model.load_s(tier, size) for tier, size in sizes.items()}
         slowest = max(expected, key=lambda tier: expected[tier])
-        if not is_whole or seconds > LATE * sum(expected.values()):
+        was_in_time = is_whole and seconds <= LATE * sum(expected.values())
+        if not was_in_time:
             slowest = farthest(expected)
         own_s = seconds - sum(expected[tier] for tier in expected if tier != slowest)
         if is_whole and own_s > 0:
             self.model.note_load(slowest, sizes[slowest], own_s)
-            if seconds <= LATE * sum(expected.values()):
+            if was_in_time:
                 self._step_waits.note_in_time(slowest)
         elif was_late:
             self.model.note_late_in_step(slowest)
             self._step_waits.note_late(slowest)
         elif own_s > expected[slowest]:
             self.model.note_given_up(slowest, sizes[slowest])
-
-    def _has_overtaken(self, number: int) -> bool:
-        """Whether a load of the same tiers began before this one and has not ended."""
-        own = self._running.get(number)
-        earlier = itertools.takewhile(lambda one: one is not own, self._running.values())
-        return own is not None and any(
-            not own.sizes.keys().isdisjoint(one.sizes) for one in earlier
-        )
-
-    def _forget_behind(self, number: int) -> None:
-        """Forgets what was queued before loads of which one is given up."""
-        given_up = self._running.get(number)
-        if given_up is None:
-            return
-        behind = itertools.dropwhile(lambda one: one is not given_up, self._running.values())
-        for one in itertools.islice(behind, 1, None):
-            if not one.sizes.keys().isdisjoint(given_up.sizes):
-                one.queued = None
 
     def is_loading(self, tier: str) -> bool:
         """Whether loads under way have blocks of a tier."""

@@ -55,6 +55,33 @@ class _Read:
         self.ends.append(time.monotonic())
 
 
+class Turns:
+    """Which requests are used for a read, and how much is read."""
+
+    def __init__(self) -> None:
+        """Starts without requests."""
+        # Requests whose blocks of a tier were declined since some were loaded, and reads of it.
+        self._declined: Counter[str] = Counter()
+        self._reads: Counter[str] = Counter()
+
+    def note_loaded(self, runs: Runs) -> None:
+        """Notes that blocks are loaded: their tiers are measured by that."""
+        for tier, _ in runs:
+            del self._declined[tier]
+
+    def is_due(self, tier: str) -> bool:
+        """Notes that blocks of a tier are declined; whether some are read."""
+        self._declined[tier] += 1
+        number = self._declined[tier]
+        return number <= IN_A_ROW or number % SELDOM == 0
+
+    def count(self, tier: str, blocks: int, block_bytes: int) -> int:
+        """Returns how many of the declined blocks are read, with so many bytes on all workers."""
+        part = SIZES[self._reads[tier] % len(SIZES)]
+        self._reads[tier] += 1
+        return max(1, min(blocks // PART, MOST_BYTES // block_bytes) // part)
+
+
 class Rereads:
     """Measures tiers for one engine."""
 
@@ -67,14 +94,11 @@ class Rereads:
         self._decider = decider
         self._read: _Read | None = None
         self._memory = memoryview(b"")
-        self._reads: Counter[str] = Counter()
-        # Requests whose blocks of a tier were declined since some were loaded.
-        self._declined: dict[str, int] = {}
+        self._turns = Turns()
 
     def note_loaded(self, runs: Runs) -> None:
         """Notes that blocks are loaded: their tiers are measured by that."""
-        for tier, _ in runs:
-            self._declined.pop(tier, None)
+        self._turns.note_loaded(runs)
 
     def offer(
         self,
@@ -104,13 +128,11 @@ class Rereads:
             # It would measure, and delay, what others wait for.
             return
         chain = chain[first : first + blocks]
-        number = self._declined[tier] = self._declined.get(tier, 0) + 1
-        if self._read is not None or (number > IN_A_ROW and number % SELDOM):
+        is_due = self._turns.is_due(tier)
+        if self._read is not None or not is_due:
             return
         each = namespaces[0].block_bytes
-        most = MOST_BYTES // (each * len(namespaces))
-        count = max(1, min(len(chain) // PART, most) // SIZES[self._reads[tier] % len(SIZES)])
-        self._reads[tier] += 1
+        count = self._turns.count(tier, blocks, each * len(namespaces))
         limit_s = min(max(computed_s, LEAST_S), MOST_S)
         read = self._read = _Read(tier, count * each, time.monotonic())
         places = self._places(count * len(namespaces), each)

@@ -12,10 +12,10 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Any
 
 from dalsegno.integrations.vllm.direct.requests import DirectRequest
@@ -50,6 +50,8 @@ class PlannedLoad:
             behind them depends on them.
         first: Position of its first block in the prompt.
         leases: The blocks in their places, by namespace, if they are loaded inside a step.
+        until: When it is given up, in seconds of the monotonic clock.
+        ready: When it should have ended.
         ends: What the workers say that have ended it.
         was_refused: Whether a worker did not begin it, as too many transfers were queued.
     """
@@ -60,6 +62,8 @@ class PlannedLoad:
     pages: list[int]
     first: int
     leases: Sequence[Any]
+    until: float = 0.0
+    ready: float = 0.0
     ends: list[LoadEnd] = field(default_factory=list)
     was_refused: bool = False
 
@@ -93,9 +97,8 @@ class PlannedLoads:
         self._workers, self._pause_s = workers, pause_s
         self._last, self.void_up_to = 0, 0
         self._running: dict[int, PlannedLoad] = {}
-        # Names of blocks for which requests wait, until when others wait for them too, and when
-        # they will be there.
-        self._awaited: dict[bytes, tuple[float, float]] = {}
+        # Names of blocks for which requests wait: their loads, and where they are in these.
+        self._awaited: dict[bytes, tuple[PlannedLoad, int]] = {}
         # vLLM's hashes of blocks that steps load.
         self._in_step: Counter[bytes] = Counter()
         # Names of blocks whose load has failed, and until when none is tried.
@@ -114,18 +117,22 @@ class PlannedLoads:
             self._in_step.update(planned.hashes)
         else:
             now = time.monotonic()
-            times = (now + job.timeout_s, now + load_s)
-            self._awaited.update((name, times) for name in job.chain)
+            planned.until, planned.ready = now + job.timeout_s, now + load_s
+            self._awaited.update((name, (planned, at)) for at, name in enumerate(job.chain))
 
     def awaited(self, names: Sequence[bytes]) -> Awaited | None:
-        """Returns which leading blocks are being loaded for requests that wait for them."""
+        """Returns which leading blocks are being loaded for a request that waits for them."""
+        planned, first = self._awaited.get(names[0], (None, 0)) if names else (None, 0)
         now = time.monotonic()
-        times = (self._awaited.get(name, (0.0, 0.0)) for name in names)
+        if planned is None or planned.until <= now:
+            return None
+        chain = planned.job.chain
+        # A name stands for all blocks before it, too.
+        most = range(min(len(names), len(chain) - first))
+        count = bisect_left(most, True, key=lambda at: names[at] != chain[first + at])
         # What is late may take as long as it is allowed to.
-        ends = [
-            end if end > now else until for until, end in takewhile(lambda one: one[0] > now, times)
-        ]
-        return Awaited(len(ends), max(ends) - now) if ends else None
+        end = planned.ready if planned.ready > now else planned.until
+        return Awaited(count, end - now)
 
     def fills(self, hashes: Iterable[bytes]) -> bool:
         """Whether a step that has not ended loads one of these blocks, by vLLM's own hashes."""
