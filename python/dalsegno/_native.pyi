@@ -12,7 +12,7 @@ from collections.abc import Set as AbstractSet
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar, final
+from typing import Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar, final
 
 from typing_extensions import Buffer
 
@@ -256,13 +256,31 @@ class CostModel:
             InvalidError: There is no such tier.
         """
 
-    def note_read(self, tier: str, size: float, seconds: float) -> None:
+    def note_read(
+        self, tier: str, size: float, seconds: float
+    ) -> Literal["nothing", "surprise", "change"]:
         """Learns that a read took so many seconds for which nobody waited.
 
         Args:
             tier: ``dram``, ``log`` or ``far``.
             size: Bytes.
             seconds: How long it took.
+
+        Returns:
+            ``nothing`` that is new, a ``surprise`` that another read has to confirm, or a
+            ``change``.
+
+        Raises:
+            InvalidError: There is no such tier.
+        """
+
+    def note_early_sample(self, tier: str) -> None:
+        """Learns that a sample of a tier was early.
+
+        The next read that is early shows that the tier has become faster.
+
+        Args:
+            tier: ``dram``, ``log`` or ``far``.
 
         Raises:
             InvalidError: There is no such tier.

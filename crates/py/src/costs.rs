@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use dalsegno_policy::first_token::{
-    Ahead, ComputePrior, CostModel, Learned, LoadChoice, Others, Overlap, Question, Situation,
-    StepWork, TierRun, TransferPrior, Usual, Way, farthest_runs,
+    Ahead, ComputePrior, CostModel, Learned, LoadChoice, Others, Overlap, Question, Shown,
+    Situation, StepWork, TierRun, TransferPrior, Usual, Way, farthest_runs,
 };
 use dalsegno_store::BlockTier;
 use parking_lot::Mutex;
@@ -208,10 +208,28 @@ impl PyCostModel {
     ///     size: Bytes.
     ///     seconds: How long it took.
     ///
+    /// Returns:
+    ///     ``nothing`` that is new, a ``surprise`` that another read has to confirm, or a ``change``.
+    ///
     /// Raises:
     ///     InvalidError: There is no such tier.
-    fn note_read(&self, tier: &str, size: f64, seconds: f64) -> PyResult<()> {
-        self.model.lock().note_read(tier_of(tier)?, size, seconds);
+    fn note_read(&self, tier: &str, size: f64, seconds: f64) -> PyResult<&'static str> {
+        Ok(match self.model.lock().note_read(tier_of(tier)?, size, seconds) {
+            Shown::Nothing => "nothing",
+            Shown::Surprise => "surprise",
+            Shown::Change => "change",
+        })
+    }
+
+    /// Learns that a sample of a tier was early: the next read that is early shows that the tier has become faster.
+    ///
+    /// Args:
+    ///     tier: ``dram``, ``log`` or ``far``.
+    ///
+    /// Raises:
+    ///     InvalidError: There is no such tier.
+    fn note_early_sample(&self, tier: &str) -> PyResult<()> {
+        self.model.lock().note_early_sample(tier_of(tier)?);
         Ok(())
     }
 

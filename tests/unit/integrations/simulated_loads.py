@@ -89,6 +89,12 @@ class Bursts:
         return 1e-3 + self.EACH_S * max(0.0, whiles - 1 + self._left)
 
 
+def throttled(bytes_per_s: float) -> Callable[[float], float]:
+    """Returns the time of loads from a disk that is limited as cgroups do: what it brings in a
+    while comes at once, and more at the rate."""
+    return lambda size: 1e-3 + size / (bytes_per_s if size > 0.1 * bytes_per_s else 2e10)
+
+
 def hangs(size: float) -> float:
     """Returns the time of loads from a tier that does not respond."""
     return math.inf
@@ -288,12 +294,19 @@ class World:
     def _read_again(self, runs: list[tuple[str, int]], computed_s: float) -> None:
         """Reads some declined blocks while the request is computed, as the direct path does."""
         tier, blocks = max(runs, key=lambda run: run[1])
-        if not self._turns.is_due(tier):
+        is_sample, each = self._turns.is_sample(tier), ENGINE.block_bytes
+        count = self._turns.count(tier, blocks, each, is_sample=is_sample)
+        time, limit_s = self.costs.tiers[tier], max(computed_s, LEAST_S)
+        taken_s = min(limit_s, time(count * each))
+        while count and time(count * each) > limit_s:
+            count -= 1
+        if not count:
             return
-        size = self._turns.count(tier, blocks, ENGINE.block_bytes) * ENGINE.block_bytes
-        taken_s = self.costs.tiers[tier](size)
-        if taken_s <= max(computed_s, LEAST_S):
-            self.decides.note_read(tier, size, self.clock(taken_s))
+        if not is_sample:
+            shown = self.decides.note_read(tier, count * each, self.clock(taken_s))
+            self._turns.note_read(tier, shown)
+        elif self.decides.note_sample(tier, count * each, self.clock(taken_s)):
+            self._turns.note_early(tier)
 
     def _measure_steps(self, begin: int, prompt: int) -> None:
         decoded = ((prompt + at, 1) for at in range(DECODED))

@@ -9,7 +9,7 @@ import gc
 import json
 import math
 import tracemalloc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -23,6 +23,7 @@ from tests.unit.integrations.simulated_loads import (
     affine,
     decider,
     hangs,
+    throttled,
 )
 
 from dalsegno.integrations.common.deciding import GUARD_PART
@@ -40,6 +41,9 @@ WHOLE_BYTES = 64 << 20
 # Bursts: a prompt that a disk loads so many times faster than it is computed, a time limit that no
 # load reaches, and how often steps may be late of so many requests.
 PROMPT, LONG_S = 3072, 1e3
+# A disk at so many times the rate at which loading takes as long as computing, for some requests;
+# and how much later than with the better policy counts.
+SLOW, FAST, WORSE = (0.25, 30), (4.0, 12), 1.3
 FEW_FAILED, LATE_PART, NEAR = 7, 0.05, 1.06
 
 each_world = pytest.mark.parametrize(
@@ -252,6 +256,36 @@ def test_a_disk_that_brings_bytes_in_bursts_is_used_ahead_and_late_for_few_steps
     assert sum(one.is_late for one in served) <= LATE_PART * len(served)
     best_s = sum(min(one.computed_s, one.loaded_s) for one in served)
     assert sum(one.first_token_s for one in served) <= NEAR * best_s
+
+
+@each_world
+@pytest.mark.parametrize("disk", [lambda rate: affine(1e-3, rate), throttled])
+def test_two_requests_are_late_after_a_disk_became_faster_than_it_has_been_for_long(
+    *, seed: int, in_steps: bool, disk: Callable[[float], Callable[[float], float]]
+) -> None:
+    engine = World(decider(load_timeout_s=LONG_S), seed, in_steps=in_steps)
+    engine.costs.slower, engine.most_load_s = 15.0, LONG_S
+    crossover = PROMPT // 16 * ENGINE.block_bytes / engine.costs.compute(0, PROMPT)
+
+    def serve(times: float, prompt: int, blocks: int) -> Served:
+        engine.costs.tiers["log"] = disk(times * crossover)
+        engine.wish = (prompt, blocks)
+        return engine.serve(1)[0]
+
+    for times in (4.0, 2.0, 1.0, 0.5, 0.25):
+        for _ in range(6):
+            for prompt in (PROMPT // 3, PROMPT):
+                serve(times, prompt, prompt // 32)
+                serve(times, prompt, (prompt - 1) // 16)
+    for times, count in (SLOW, FAST, SLOW, FAST):
+        served = [serve(times, PROMPT // 3, PROMPT // 48 - 1) for _ in range(count)]
+        best_s = [min(one.computed_s, one.loaded_s) for one in served]
+        late = [
+            (at, one.decision)
+            for at, one in enumerate(served)
+            if one.first_token_s > WORSE * best_s[at]
+        ]
+        assert len(late) <= 2, (times, late)
 
 
 @pytest.mark.parametrize(("seed", "bytes_per_s"), [(1, 3e9), (2, 1e9), (3, 3e8)])

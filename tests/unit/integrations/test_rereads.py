@@ -9,7 +9,7 @@ from typing import Any
 
 import dalsegno
 from dalsegno import UnavailableError
-from dalsegno.integrations.common.deciding import Engine, LoadDecider
+from dalsegno.integrations.common.deciding import Engine, LoadDecider, Shown
 from dalsegno.integrations.common.rereads import IN_A_ROW, SELDOM, Rereads
 from dalsegno.integrations.common.settings import StoreSettings
 from dalsegno.integrations.common.wishes import Wish, part
@@ -67,8 +67,15 @@ def decider() -> LoadDecider:
     return LoadDecider(StoreSettings(path=Path("/store")), ENGINE, Profile({}, PRIOR, None))
 
 
-def test_a_quarter_is_read_one_read_at_a_time_and_seldom_in_the_end() -> None:
+def steady(decides: LoadDecider) -> None:
+    """Lets reads and samples take as long as is expected, and show nothing."""
+    decides.note_read = lambda *_: "nothing"  # type: ignore[method-assign]
+    decides.note_sample = lambda *_: False  # type: ignore[method-assign]
+
+
+def test_a_quarter_is_read_one_read_at_a_time_and_little_in_the_end() -> None:
     decides, space = decider(), Space()
+    steady(decides)
     rereads = Rereads(decides)
     rereads.offer([space], CHAIN, RUNS, 0.001)
     rereads.offer([space], CHAIN, RUNS, 0.001)
@@ -76,18 +83,48 @@ def test_a_quarter_is_read_one_read_at_a_time_and_seldom_in_the_end() -> None:
     for _ in range(1000):
         space.reads[-1].end()
         rereads.offer([space], CHAIN, RUNS, 1000.0)
-    # The second one found the first read under way.
-    assert IN_A_ROW - 1 + 1000 // SELDOM - 1 <= len(space.asked) <= IN_A_ROW + 1000 // SELDOM
+    # The second request found the first read under way.
+    counts = [count for count, _ in space.asked]
+    reads = [count for count in counts if count > 1]
+    assert len(counts) == 1001
+    assert IN_A_ROW - 1 + 1000 // SELDOM - 1 <= len(reads) <= IN_A_ROW + 1000 // SELDOM
     # Two sizes show what a byte takes, and what a read takes without any.
-    assert {count for count, _ in space.asked[::2]} == {16}
-    assert {count for count, _ in space.asked[1::2]} == {4}
+    assert set(reads[::2]) == {16}
+    assert set(reads[1::2]) == {4}
     assert space.asked[-1][1] == 10.0
     rereads.note_loaded(RUNS)
-    count = len(space.asked)
     for _ in range(3):
         space.reads[-1].end()
         rereads.offer([space], CHAIN, RUNS, 1.0)
-    assert len(space.asked) == count + 3
+        assert space.asked[-1][0] > 1
+
+
+def test_what_a_read_has_shown_decides_how_much_the_next_ones_read() -> None:
+    decides, space = decider(), Space()
+    steady(decides)
+    rereads = Rereads(decides)
+
+    def counts(number: int) -> list[int]:
+        """Serves requests; returns how many blocks are read."""
+        before = len(space.asked)
+        for _ in range(number):
+            rereads.offer([space], CHAIN, RUNS, 1.0)
+            space.reads[-1].end()
+            rereads.take()
+        return [count for count, _ in space.asked[before:]]
+
+    assert counts(18) == [16, 4] * 8 + [1, 1]
+    decides.note_sample = lambda *_: True  # type: ignore[method-assign]
+    # Behind an early sample two requests are used.
+    assert counts(7) == [1, 16, 4, 1, 16, 4, 1]
+    # A surprise is confirmed by a larger read.
+    decides.note_sample = lambda *_: False  # type: ignore[method-assign]
+    assert counts(2) == [16, 4]
+    decides.note_read = lambda *_: "surprise"  # type: ignore[method-assign]
+    assert sum(count > 1 for count in counts(32)) == 17
+    # A change is measured as if it was the beginning.
+    decides.note_read = lambda *_: "change"  # type: ignore[method-assign]
+    assert counts(40) == [16, 4] * 20
 
 
 def test_what_was_read_is_learned_and_what_was_not_is_not() -> None:
@@ -102,6 +139,28 @@ def test_what_was_read_is_learned_and_what_was_not_is_not() -> None:
         rereads.take()
         assert decides.model.explain()["log"]["measured"] == before + measured
     assert decides.model.load_s("log", 16 * 4096) >= 0.01
+
+
+def test_a_read_that_is_given_up_shows_how_long_the_blocks_took_that_it_brought() -> None:
+    decides, space = decider(), Space()
+    rereads, learned = Rereads(decides), list[tuple[Any, ...]]()
+
+    def note(tier: str, size: int, seconds: float) -> Shown:
+        learned.append((tier, size, seconds))
+        return "nothing"
+
+    decides.note_read = note  # type: ignore[method-assign]
+    for there, waited_s in ((5, 0.0), (5, 0.06), (0, 0.06)):
+        rereads.offer([space], CHAIN, RUNS, 0.001)
+        time.sleep(waited_s)
+        transfer = space.reads[-1]
+        transfer.there = [at < there for at in range(len(transfer.there))]
+        transfer.end()
+        rereads.take()
+    # Of the first one some blocks were not there any more, and the last one hung.
+    ((tier, size, seconds),) = learned
+    assert (tier, size) == ("log", 5 * 4096)
+    assert 0.06 <= seconds < 10
 
 
 def test_loads_that_somebody_waits_for_are_not_disturbed() -> None:

@@ -27,6 +27,8 @@ const MOST_RUNS: usize = 16;
 /// A load may take so many times longer than predicted before it is given up: then everything is computed, far later
 /// than without it.
 const MARGIN: f64 = 1.25;
+/// Loads that are larger than one that was late are late in proportion, up to so many times.
+pub(super) const MOST_TIMES: f64 = 16.0;
 /// A plan must gain this part of the guard to be worth its trouble.
 const LEAST_GAIN: f64 = 0.2;
 
@@ -48,16 +50,27 @@ pub struct Run {
 pub struct LargeRun {
     /// The smallest such number.
     pub blocks: f64,
-    /// Seconds by which they take longer.
+    /// Those that were late.
+    pub seen: f64,
+    /// Seconds by which those took longer. More take longer in proportion, up to [`MOST_TIMES`], fewer by as much.
     pub late_s: f64,
+}
+
+impl LargeRun {
+    fn late_s(&self, blocks: f64) -> f64 {
+        if blocks < self.blocks {
+            0.0
+        } else {
+            self.late_s * (blocks / self.seen).clamp(1.0, MOST_TIMES)
+        }
+    }
 }
 
 impl Run {
     /// The seconds in which so many of its blocks arrive.
     fn load_s(&self, blocks: usize) -> f64 {
         let count = number(blocks);
-        let large = self.large.filter(|large| count >= large.blocks);
-        self.latency_s + count * self.block_s + large.map_or(0.0, |large| large.late_s)
+        self.latency_s + count * self.block_s + self.large.map_or(0.0, |large| large.late_s(count))
     }
 
     /// The seconds in which the first of so many layers of these blocks arrives.

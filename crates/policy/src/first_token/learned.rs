@@ -3,9 +3,9 @@
 //! 1. The predictions of the last measurements are compared with what was measured. The first measurements, and those
 //!    at which the work has changed, say nothing about predictions.
 //! 2. A measurement is a surprise if it is off by more than [`DRIFT`], and none of the last ones of work that was no
-//!    longer took as long, or none of work that was no shorter was as fast. Two in a row to the same side mean that the
-//!    work has changed: what was learned is scaled, and the second one counts like the first ones. A single one is
-//!    learned from, or not: see [`Single`].
+//!    longer took as long, or none of the newest ones of work that was no shorter was as fast. If the next one is off
+//!    by as much to the same side, the work has changed: what was learned is scaled, and the second one counts like the
+//!    first ones. A single one is learned from, or not: see [`Single`].
 //! 3. A high prediction for the work that was measured last is not below what that took, less what would be no unusual
 //!    delay: one slow measurement is believed at once.
 //! 4. Work that was given up has no time. Until other work was measured, a high prediction is longer than any
@@ -28,11 +28,32 @@ pub enum Single {
     Remembered,
 }
 
+/// What a measurement has shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shown {
+    /// Nothing that is new.
+    Nothing,
+    /// Something that another one has to confirm.
+    Surprise,
+    /// That the work has changed.
+    Change,
+}
+
 /// A measurement that is far from what was expected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Surprise {
     Late,
     Early,
+}
+
+impl Surprise {
+    /// Whether work was not like that before.
+    fn is_new(self, seconds: f64, precedents: Precedents) -> bool {
+        match self {
+            Self::Late => seconds > precedents.longest,
+            Self::Early => seconds < precedents.shortest,
+        }
+    }
 }
 
 /// The time of one kind of work, in seconds.
@@ -42,7 +63,7 @@ pub struct Learned<const TERMS: usize> {
     single: Single,
     recent: Recent<TERMS>,
     usual: Usual,
-    /// The last measurement was one, and the work had not changed.
+    /// The last measurement was one, or a hint at one, and the work had not changed.
     surprise: Option<Surprise>,
     measured: u64,
     drifts: u64,
@@ -94,18 +115,19 @@ impl<const TERMS: usize> Learned<TERMS> {
         self.usual
     }
 
-    /// Learns that work took so long.
-    pub fn note(&mut self, terms: &[f64; TERMS], seconds: f64) {
+    /// Learns that work took so long; returns what that has shown.
+    pub fn note(&mut self, terms: &[f64; TERMS], seconds: f64) -> Shown {
         let expected = self.regression.time(terms);
         if !(is_time(seconds) && expected > 0.0) {
             self.regression.note(terms, seconds);
-            return;
+            return Shown::Nothing;
         }
         let was_surprise = self.surprise.is_some();
         let time = |terms: &_| self.regression.time(terms);
         let precedents = self.recent.precedents(expected, was_surprise, time);
-        let surprise = surprise_of(expected, seconds, precedents);
-        let has_changed = surprise.is_some() && surprise == self.surprise;
+        let side = side_of(expected, seconds);
+        let surprise = side.filter(|side| side.is_new(seconds, precedents));
+        let has_changed = side.is_some() && side == self.surprise;
         if has_changed {
             let ratio = seconds / expected;
             self.regression.scale(ratio);
@@ -114,8 +136,11 @@ impl<const TERMS: usize> Learned<TERMS> {
         }
         let is_first = self.measured <= TERMS as u64;
         self.surprise = surprise.filter(|_| !has_changed);
-        if self.surprise.is_none() || is_first || self.single == Single::Learned {
-            self.regression.note(terms, seconds);
+        let is_clear = has_changed || is_first || self.single == Single::Learned;
+        if is_clear || self.surprise.is_none() {
+            // What has happened before, and is far off, moves what was learned by a step.
+            let near = seconds.clamp(expected / DRIFT, DRIFT * expected);
+            self.regression.note(terms, if is_clear { seconds } else { near });
         }
         let time = self.regression.time(terms).max(f64::MIN_POSITIVE);
         let compared = if has_changed || is_first { time } else { expected };
@@ -124,6 +149,17 @@ impl<const TERMS: usize> Learned<TERMS> {
         self.usual = self.recent.usual();
         let delay_s = (DRIFT * precedents.delay).max(self.usual.late_s);
         self.usual.high = self.usual.high.max((seconds - delay_s) / time);
+        match self.surprise {
+            _ if has_changed => Shown::Change,
+            Some(_) => Shown::Surprise,
+            None => Shown::Nothing,
+        }
+    }
+
+    /// Learns that other work was early, of which the time says nothing: if the next measurement is early, the work has
+    /// changed.
+    pub fn note_early_hint(&mut self) {
+        self.surprise = Some(Surprise::Early);
     }
 
     /// Learns that work was given up.
@@ -132,10 +168,11 @@ impl<const TERMS: usize> Learned<TERMS> {
     }
 }
 
-fn surprise_of(expected: f64, seconds: f64, precedents: Precedents) -> Option<Surprise> {
-    if seconds > (DRIFT * expected).max(precedents.longest) {
+/// The side to which a measurement is far off.
+fn side_of(expected: f64, seconds: f64) -> Option<Surprise> {
+    if seconds > DRIFT * expected {
         Some(Surprise::Late)
-    } else if DRIFT * seconds < expected && seconds < precedents.shortest {
+    } else if DRIFT * seconds < expected {
         Some(Surprise::Early)
     } else {
         None

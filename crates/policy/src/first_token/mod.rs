@@ -13,7 +13,7 @@ pub use choice::{
     Ahead, LargeRun, LoadChoice, Others, Overlap, Question, Run, Way, choose, load_all,
 };
 pub use compute::{ComputeModel, ComputePrior, StepWork};
-pub use learned::{Learned, Single};
+pub use learned::{Learned, Shown, Single};
 pub use model::{CostModel, Situation};
 pub use recent::Usual;
 pub use regression::Regression;

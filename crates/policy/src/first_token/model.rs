@@ -6,6 +6,7 @@ use dalsegno_core::BlockTier;
 
 use super::choice::{LargeRun, LoadChoice, Question, Run, choose, load_all, number};
 use super::compute::{ComputeModel, ComputePrior, StepWork};
+use super::learned::Shown;
 use super::runs::TierRun;
 use super::transfer::{TransferModel, TransferPrior};
 
@@ -47,8 +48,13 @@ impl CostModel {
     }
 
     /// Learns that a read for which nobody waited took so many seconds; see [`TransferModel::note_read`].
-    pub fn note_read(&mut self, tier: BlockTier, bytes: f64, seconds: f64) {
-        self.tiers[tier as usize].note_read(bytes, seconds);
+    pub fn note_read(&mut self, tier: BlockTier, bytes: f64, seconds: f64) -> Shown {
+        self.tiers[tier as usize].note_read(bytes, seconds)
+    }
+
+    /// Learns that a sample of a tier was early; see [`TransferModel::note_early_sample`].
+    pub fn note_early_sample(&mut self, tier: BlockTier) {
+        self.tiers[tier as usize].note_early_sample();
     }
 
     /// Learns that a load from one tier was late for its step; see [`TransferModel::note_late_in_step`].
@@ -101,8 +107,12 @@ impl CostModel {
             // Else an earlier run counts it.
             let large = tier.large().filter(|large| is_first || before < large.bytes);
             let large = large.map(|large| {
-                let behind = (large.bytes - before).max(0.0);
-                LargeRun { blocks: behind / bytes, late_s: large.late_s }
+                let behind = |of: f64| (of - before).max(0.0) / bytes;
+                LargeRun {
+                    blocks: behind(large.bytes),
+                    seen: behind(large.seen).max(1.0),
+                    late_s: large.late_s,
+                }
             });
             Run { blocks: run.blocks, latency_s, block_s, large }
         };

@@ -7,7 +7,8 @@ use std::array;
 
 /// Measurements that are remembered.
 const KEPT: usize = 32;
-/// So many of the newest ones are enough to show that a slow while has ended: none was later than predicted then.
+/// So many of the newest ones are enough to show that a slow while has ended, as none was later than predicted then,
+/// and that a fast while has begun, as none was as fast.
 const NEWEST: usize = 10;
 /// The part of measurements that are below a high prediction, and above a low one.
 const CONFIDENCE: f64 = 0.8;
@@ -38,7 +39,7 @@ pub struct Usual {
 pub(super) struct Precedents {
     /// The longest of work that should not take much longer.
     pub(super) longest: f64,
-    /// The shortest of work that should not take much less; infinite without any.
+    /// The shortest of the newest ones of work that should not take much less; infinite without any.
     pub(super) shortest: f64,
     /// By how much work was late that should not take much longer, at most.
     pub(super) delay: f64,
@@ -92,14 +93,17 @@ impl<const TERMS: usize> Recent<TERMS> {
     ) -> Precedents {
         let mut found = Precedents { longest: 0.0, shortest: f64::INFINITY, delay: 0.0 };
         let skipped = was_surprise.then_some(self.place(1));
-        let others = self.ring.iter().enumerate().filter(|(at, _)| Some(*at) != skipped);
-        for one in others.filter_map(|(_, one)| one.as_ref()) {
+        for back in 1..=KEPT {
+            let at = self.place(back);
+            let Some(one) = self.ring[at].as_ref().filter(|_| Some(at) != skipped) else {
+                continue;
+            };
             let now_s = time(&one.terms);
             if now_s <= COMPARABLE * expected {
                 found.longest = found.longest.max(one.measured);
                 found.delay = found.delay.max(one.measured - now_s);
             }
-            if expected <= COMPARABLE * now_s {
+            if back <= NEWEST && expected <= COMPARABLE * now_s {
                 found.shortest = found.shortest.min(one.measured);
             }
         }

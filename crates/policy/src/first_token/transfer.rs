@@ -5,9 +5,11 @@
 //!    each that is faster takes a twentieth from the size that counts.
 //! 2. A load that was given up or late is believed for its size: until others were measured, each that is at least half
 //!    as large is predicted to be as late. Each time in a row it takes four times as many of them, at most
-//!    [`MOST_NEEDED`], so a tier that is fast for small loads only costs few late requests.
+//!    [`MOST_NEEDED`], so a tier that is fast for small loads only costs few late requests. If the tier has become
+//!    faster since then, one is tried at once.
 
-use super::learned::{Learned, Single};
+use super::choice::MOST_TIMES;
+use super::learned::{Learned, Shown, Single};
 use super::regression::is_time;
 
 /// A prior may be wrong by this factor.
@@ -60,8 +62,21 @@ struct Doubt {
 pub struct LargeLoads {
     /// Bytes of the smallest of them.
     pub bytes: f64,
-    /// Seconds by which they take longer.
+    /// Bytes of the last one that was late.
+    pub seen: f64,
+    /// Seconds by which that took longer. Larger ones take longer in proportion, up to sixteen times; smaller ones
+    /// by as much.
     pub late_s: f64,
+}
+
+impl LargeLoads {
+    fn late_s(&self, bytes: f64) -> f64 {
+        if bytes < self.bytes {
+            0.0
+        } else {
+            self.late_s * (bytes / self.seen).clamp(1.0, MOST_TIMES)
+        }
+    }
 }
 
 /// The time of loads from one tier, as it was measured.
@@ -93,8 +108,12 @@ impl TransferModel {
         self.learn(bytes, seconds);
     }
 
-    fn learn(&mut self, bytes: f64, seconds: f64) {
-        self.learned.note(&[1.0, bytes], seconds);
+    fn learn(&mut self, bytes: f64, seconds: f64) -> Shown {
+        let before_s = self.learned.time(&[1.0, bytes]);
+        let shown = self.learned.note(&[1.0, bytes], seconds);
+        if shown == Shown::Change && seconds < before_s {
+            self.note_faster(seconds / before_s);
+        }
         if let Some(proven) = &mut self.proven
             && is_time(seconds)
             && bytes > 0.0
@@ -107,15 +126,34 @@ impl TransferModel {
                 proven.bytes *= FADES;
             }
         }
+        shown
+    }
+
+    /// What was learned of large loads is of the tier as it was.
+    fn note_faster(&mut self, ratio: f64) {
+        if let Some(proven) = &mut self.proven {
+            proven.byte_s *= ratio;
+        }
+        // What was late a moment ago is.
+        if let Some(doubt) = &mut self.doubt
+            && doubt.needed - doubt.left >= MORE_NEEDED
+        {
+            doubt.left = 0;
+        }
     }
 
     /// Learns that a read for which nobody waited took so many seconds. It may be faster than loads are, of which there
     /// may be many at once. So it makes no large load certain: it only lets one be tried again.
-    pub fn note_read(&mut self, bytes: f64, seconds: f64) {
+    pub fn note_read(&mut self, bytes: f64, seconds: f64) -> Shown {
         if let Some(doubt) = &mut self.doubt {
             doubt.left = doubt.left.saturating_sub(1);
         }
-        self.learn(bytes, seconds);
+        self.learn(bytes, seconds)
+    }
+
+    /// Learns that a sample was early; see [`Learned::note_early_hint`].
+    pub fn note_early_sample(&mut self) {
+        self.learned.note_early_hint();
     }
 
     /// Learns that a step did not wait any longer for a load. That says little of how long requests would wait: until a
@@ -167,8 +205,7 @@ impl TransferModel {
     /// The seconds that most loads of so many bytes do not exceed.
     #[must_use]
     pub fn load_s(&self, bytes: f64) -> f64 {
-        let large = self.large().filter(|large| bytes >= large.bytes);
-        self.usual_s(bytes) + large.map_or(0.0, |large| large.late_s)
+        self.usual_s(bytes) + self.large().map_or(0.0, |large| large.late_s(bytes))
     }
 
     /// The same for loads of which none is large.
@@ -192,7 +229,7 @@ impl TransferModel {
         let doubt = self.doubt.filter(|doubt| doubt.left > 0)?;
         let (bytes, seconds) = doubt.last;
         let late_s = (seconds - self.usual_s(bytes)).max(0.0);
-        Some(LargeLoads { bytes: doubt.bytes / 2.0, late_s })
+        Some(LargeLoads { bytes: doubt.bytes / 2.0, seen: bytes, late_s })
     }
 
     fn proven_byte_s(&self) -> f64 {

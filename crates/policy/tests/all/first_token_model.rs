@@ -1,8 +1,8 @@
 //! The model of compute learns the measured layers of an H200, and choices keep their promises for any costs.
 
 use dalsegno_policy::first_token::{
-    Ahead, ComputeModel, ComputePrior, Others, Overlap, Question, Run, StepWork, TransferModel,
-    TransferPrior, Way, choose,
+    Ahead, ComputeModel, ComputePrior, Others, Overlap, Question, Run, Shown, StepWork,
+    TransferModel, TransferPrior, Way, choose,
 };
 use proptest::prelude::*;
 
@@ -162,6 +162,90 @@ fn a_load_that_was_late_for_its_step_says_nothing_of_large_ones() {
         assert!(tier.load_s(1e6) > 1e3);
         tier.note_read(1e8, 0.1);
         assert!(tier.load_s(1e9) < 1.1 * usual && tier.large().is_none());
+    }
+}
+
+/// A tier at a rate that it has had for longer than what counts as a precedent.
+fn slow() -> TransferModel {
+    let mut tier = TransferModel::new(TransferPrior { latency_s: 1e-3, bytes_per_s: 1e9 });
+    for at in 1..=20 {
+        let bytes = 1e6 * f64::from(1 + at % 4);
+        tier.note(bytes, 1e-3 + bytes / 1e7);
+    }
+    tier
+}
+
+#[test]
+fn two_reads_show_that_a_tier_became_faster_or_one_behind_an_early_sample() {
+    let fast = |bytes: f64| 1e-3 + bytes / 1e9;
+    for has_sample in [false, true] {
+        let mut tier = slow();
+        if has_sample {
+            tier.note_early_sample();
+        } else {
+            assert_eq!(tier.note_read(4e6, fast(4e6)), Shown::Surprise);
+        }
+        assert!(tier.load_s(4e6) > 0.3);
+        assert_eq!(tier.note_read(4e6, fast(4e6)), Shown::Change);
+        assert!(tier.load_s(4e6) < 2.0 * fast(4e6));
+    }
+    // A sample alone changes nothing.
+    let mut tier = slow();
+    tier.note_early_sample();
+    assert_eq!(tier.note_read(4e6, 0.4), Shown::Nothing);
+    assert_eq!(tier.note_read(4e6, fast(4e6)), Shown::Surprise);
+    assert_eq!(tier.learned().drifts(), slow().learned().drifts());
+}
+
+/// A disk that has a few bytes at once is as slow as it was for all others.
+#[test]
+fn what_comes_at_once_again_and_again_makes_no_tier_fast() {
+    let mut tier = slow();
+    for at in 0..40 {
+        tier.note_read(1e6, 1e-3);
+        tier.note_read(4e6, 0.4);
+        let seconds = tier.learned().time(&[1.0, 4e6]);
+        assert!(seconds > 0.2, "after {at}: {seconds}");
+        assert!(tier.load_s(4e6) > 0.3, "after {at}: {}", tier.load_s(4e6));
+    }
+}
+
+#[test]
+fn large_loads_from_a_tier_that_became_faster_are_tried_again() {
+    let mut tier = slow();
+    for _ in 0..3 {
+        tier.note_given_up(1e8);
+        for _ in 0..64 {
+            tier.note_read(4e6, 0.4);
+        }
+    }
+    tier.note_given_up(1e8);
+    for _ in 0..4 {
+        tier.note_read(4e6, 0.4);
+        assert!(tier.load_s(1e8) > 1e6);
+    }
+    for _ in 0..2 {
+        tier.note_read(4e6, 1e-3 + 4e6 / 1e9);
+    }
+    assert!(tier.large().is_none() && tier.load_s(1e8) < 1.0);
+}
+
+#[test]
+fn loads_larger_than_one_that_was_late_are_late_in_proportion() {
+    let mut tier = TransferModel::new(TransferPrior { latency_s: 1e-3, bytes_per_s: 1e9 });
+    for count in [20, 20, 1] {
+        for _ in 0..count {
+            tier.note(1e6, 2e-3);
+        }
+        if count > 1 {
+            tier.note(1e8, 0.4);
+        }
+    }
+    let large = tier.large().unwrap();
+    assert!(large.late_s > 0.2, "{large:?}");
+    for (times, late) in [(0.4, 0.0), (0.5, 1.0), (1.0, 1.0), (4.0, 4.0), (100.0, 16.0)] {
+        let late_s = tier.load_s(times * 1e8) - tier.usual_s(times * 1e8);
+        assert!((late_s - late * large.late_s).abs() < 1e-9, "{times} times as large: {late_s} s");
     }
 }
 

@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from dalsegno.integrations.common.settings import StoreSettings
 from dalsegno.integrations.common.step_waits import StepWaits
@@ -30,6 +30,8 @@ PROMPT_PAIRS, FEW_STEPS = 32, 3
 PATIENCE, LEAST_LOAD_S = 4.0, 1.0
 # A load of several tiers is late by far if it takes so many times longer than all of them should.
 LATE = 1.5
+# A sample is early if it takes so many times less than loads of its size.
+EARLY = 1.5
 # A load under way is overdue after so many times its expected time, and these seconds and steps: it
 # is noticed at the end of a step, and with asynchronous scheduling at the end of the next one.
 OVERDUE, OVERDUE_S, OVERDUE_STEPS = 2.0, 0.1, 3
@@ -39,6 +41,9 @@ BUSY = 4
 MOST_STEP_S = 1e3
 # Waiting requests that count as many as there can be, for the objective `throughput`.
 MANY_WAITING = 1_000_000
+
+# What a read has shown: a surprise has to be confirmed by another one.
+Shown = Literal["nothing", "surprise", "change"]
 
 
 @dataclass(frozen=True)
@@ -322,12 +327,29 @@ class LoadDecider:
         """Whether loads under way have blocks of a tier."""
         return self._queued(tier) > self.read.get(tier, 0)
 
-    def note_read(self, tier: str, size: int, seconds: float) -> None:
-        """Learns how long a read of so many bytes took that nobody waited for."""
-        if seconds > 0:
-            if seconds <= LATE * self.model.load_s(tier, size):
-                self._step_waits.note_read(tier)
-            self.model.note_read(tier, size, seconds)
+    def note_read(self, tier: str, size: int, seconds: float) -> Shown:
+        """Learns how long a read of so many bytes took that nobody waited for.
+
+        Returns:
+            What it has shown.
+        """
+        if not seconds > 0:
+            return "nothing"
+        if seconds <= LATE * self.model.load_s(tier, size):
+            self._step_waits.note_read(tier)
+        shown: Shown = self.model.note_read(tier, size, seconds)
+        return shown
+
+    def note_sample(self, tier: str, size: int, seconds: float) -> bool:
+        """Learns how long a sample took: a small read, whose time is not set against others.
+
+        Returns:
+            Whether it was so early that the tier should be measured by larger reads.
+        """
+        if not 0 < EARLY * seconds < self.model.load_s(tier, size):
+            return False
+        self.model.note_early_sample(tier)
+        return True
 
     def note_step(self, step: StepTime) -> None:
         """Learns how long a step took."""

@@ -5,9 +5,12 @@ So a tier that became fast is found again after a request or two, and none waits
 1. One read at a time, of a quarter of the blocks and at most 64 MiB, but of one block at least,
    each with a time limit. All workers' blocks are read at once, as loads do. Its bytes count as
    queued. Every second one is a quarter as large: two sizes show the time before the first byte,
-   and that of each byte.
-2. Of the first 16 requests in a row that load nothing from a tier each is used, then one in 16.
-3. What was read goes nowhere: into memory that is kept for the next read. No call waits.
+   and that of each byte. Behind a surprise comes a larger one: it confirms that, or does not.
+2. Of the first 16 requests in a row that load nothing from a tier each is used, then one in 16. A
+   read that shows that the tier has changed starts these 16 again.
+3. Between them each request reads a sixteenth of that, a sample. Its time is not learned, as disks
+   may have few bytes at once. But behind an early sample the next two requests are used.
+4. What was read goes nowhere: into memory that is kept for the next read. No call waits.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dalsegno import DalsegnoError
-from dalsegno.integrations.common.deciding import LoadDecider
+from dalsegno.integrations.common.deciding import LoadDecider, Shown
 from dalsegno.integrations.common.wishes import Runs
 
 PART, MOST_BYTES = 4, 64 << 20
@@ -28,6 +31,8 @@ PART, MOST_BYTES = 4, 64 << 20
 SIZES = (1, 4)
 # Requests in a row that are used, and of how many one is used then.
 IN_A_ROW, SELDOM = 16, 16
+# The part of a read that a sample is, and the requests that are used behind an early one.
+SAMPLE, BEHIND_EARLY = 16, 2
 # Seconds after which a read is given up, at least and at most.
 LEAST_S, MOST_S = 0.05, 10.0
 
@@ -38,15 +43,19 @@ class _Read:
 
     Attributes:
         tier: What is measured.
-        size: Bytes, of one worker.
-        transfers: The store's, one for each worker.
+        each: Bytes of a block, of one worker.
+        is_sample: Whether it is only a sample.
         started: In seconds of the monotonic clock.
+        limit_s: Seconds after which it is given up.
+        transfers: The store's, one for each worker.
         ends: The same, as far as they have ended.
     """
 
     tier: str
-    size: int
-    started: float
+    each: int
+    is_sample: bool
+    limit_s: float
+    started: float = field(default_factory=time.monotonic)
     transfers: list[Any] = field(default_factory=list)
     ends: list[float] = field(default_factory=list)
 
@@ -56,7 +65,7 @@ class _Read:
 
 
 class Turns:
-    """Which requests are used for a read, and how much is read."""
+    """Which requests are used for a read or a sample, and how much is read."""
 
     def __init__(self) -> None:
         """Starts without requests."""
@@ -69,17 +78,30 @@ class Turns:
         for tier, _ in runs:
             del self._declined[tier]
 
-    def is_due(self, tier: str) -> bool:
-        """Notes that blocks of a tier are declined; whether some are read."""
+    def is_sample(self, tier: str) -> bool:
+        """Notes that blocks of a tier are declined; whether only a sample of them is read."""
         self._declined[tier] += 1
         number = self._declined[tier]
-        return number <= IN_A_ROW or number % SELDOM == 0
+        return number > IN_A_ROW and number % SELDOM != 0
 
-    def count(self, tier: str, blocks: int, block_bytes: int) -> int:
-        """Returns how many of the declined blocks are read, with so many bytes on all workers."""
-        part = SIZES[self._reads[tier] % len(SIZES)]
+    def note_early(self, tier: str) -> None:
+        """Notes that a sample was early: two reads, first a larger one."""
+        self._declined[tier], self._reads[tier] = IN_A_ROW - BEHIND_EARLY, 0
+
+    def note_read(self, tier: str, shown: Shown) -> None:
+        """Notes what a read has shown: a larger one confirms a surprise, or does not."""
         self._reads[tier] += 1
-        return max(1, min(blocks // PART, MOST_BYTES // block_bytes) // part)
+        if shown == "surprise":
+            self._declined[tier], self._reads[tier] = min(self._declined[tier], IN_A_ROW - 1), 0
+        elif shown == "change":
+            del self._declined[tier]
+
+    def count(self, tier: str, blocks: int, block_bytes: int, *, is_sample: bool) -> int:
+        """Returns how many of the declined blocks are read, with so many bytes on all workers."""
+        whole = min(blocks // PART, MOST_BYTES // block_bytes)
+        if is_sample:
+            return max(1, whole // SAMPLE)
+        return max(1, whole // SIZES[self._reads[tier] % len(SIZES)])
 
 
 class Rereads:
@@ -128,13 +150,13 @@ class Rereads:
             # It would measure, and delay, what others wait for.
             return
         chain = chain[first : first + blocks]
-        is_due = self._turns.is_due(tier)
-        if self._read is not None or not is_due:
+        is_sample = self._turns.is_sample(tier)
+        if self._read is not None:
             return
         each = namespaces[0].block_bytes
-        count = self._turns.count(tier, blocks, each * len(namespaces))
+        count = self._turns.count(tier, blocks, each * len(namespaces), is_sample=is_sample)
         limit_s = min(max(computed_s, LEAST_S), MOST_S)
-        read = self._read = _Read(tier, count * each, time.monotonic())
+        read = _Read(tier, each, is_sample, limit_s)
         places = self._places(count * len(namespaces), each)
         try:
             for number, space in enumerate(namespaces):
@@ -144,8 +166,9 @@ class Rereads:
                 transfer.on_end(read.note_end)
         except DalsegnoError:
             # There is nothing to learn from a store that is closed or full of work.
-            read.size = 0
-        self._decider.read = {tier: read.size}
+            read.each = 0
+        self._read = read
+        self._decider.read = {tier: count * read.each}
 
     def _places(self, count: int, each: int) -> list[memoryview]:
         """Returns memory for so many blocks. It is mapped and not written, which takes no time."""
@@ -164,7 +187,20 @@ class Rereads:
             results = [(one.result(), one.throttled) for one in read.transfers]
         except DalsegnoError:
             return
-        if read.size and all(all(done) and not throttled for done, throttled in results):
-            has_ended = len(read.ends) == len(read.transfers)
-            ended = max(read.ends) if has_ended else time.monotonic()
-            self._decider.note_read(read.tier, read.size, ended - read.started)
+        if read.each and not any(throttled for _, throttled in results):
+            self._learn(read, min((done for done, _ in results), key=sum))
+
+    def _learn(self, read: _Read, done: Sequence[bool]) -> None:
+        """Learns from a read that brought some of its blocks."""
+        has_ended = len(read.ends) == len(read.transfers)
+        seconds = (max(read.ends) if has_ended else time.monotonic()) - read.started
+        brought = sum(done)
+        if not brought or (brought < len(done) and seconds < read.limit_s):
+            # The tier hangs, or some blocks are not there any more.
+            return
+        size = brought * read.each
+        if not read.is_sample:
+            # If it was given up, its blocks took at most so long, and the next one even longer.
+            self._turns.note_read(read.tier, self._decider.note_read(read.tier, size, seconds))
+        elif self._decider.note_sample(read.tier, size, seconds):
+            self._turns.note_early(read.tier)
