@@ -6,7 +6,7 @@
 //! 2. A load that was given up or late is believed for its size: until others were measured, each that is at least half
 //!    as large is predicted to be as late. Each time in a row it takes four times as many of them, at most
 //!    [`MOST_NEEDED`], so a tier that is fast for small loads only costs few late requests. If the tier has become
-//!    faster since then, one is tried at once.
+//!    faster since then, one is tried at once, and soon if reads are late as well.
 
 use super::choice::MOST_TIMES;
 use super::learned::{Learned, Shown, Single};
@@ -145,8 +145,13 @@ impl TransferModel {
     /// Learns that a read for which nobody waited took so many seconds. It may be faster than loads are, of which there
     /// may be many at once. So it makes no large load certain: it only lets one be tried again.
     pub fn note_read(&mut self, bytes: f64, seconds: f64) -> Shown {
+        let is_late = is_time(seconds) && seconds > LATE * self.learned.time(&[1.0, bytes]);
         if let Some(doubt) = &mut self.doubt {
-            doubt.left = doubt.left.saturating_sub(1);
+            if is_late {
+                // The tier is slow, and not only for large loads.
+                doubt.needed = 1;
+            }
+            doubt.left = doubt.left.min(doubt.needed).saturating_sub(1);
         }
         self.learn(bytes, seconds)
     }

@@ -230,6 +230,24 @@ fn large_loads_from_a_tier_that_became_faster_are_tried_again() {
     assert!(tier.large().is_none() && tier.load_s(1e8) < 1.0);
 }
 
+/// What shows that a tier is slow for all loads says nothing of how it treats large ones.
+#[test]
+fn reads_that_are_late_as_well_leave_no_doubt_of_large_loads() {
+    for (read_s, is_large_slow) in [(5e-3, true), (0.4, false)] {
+        let mut tier = TransferModel::new(TransferPrior { latency_s: 1e-3, bytes_per_s: 1e9 });
+        for _ in 0..4 {
+            for _ in 0..100 {
+                tier.note(4e6, 5e-3);
+            }
+            tier.note_given_up(1e8);
+        }
+        for _ in 0..3 {
+            tier.note_read(4e6, read_s);
+        }
+        assert_eq!(tier.large().is_some(), is_large_slow, "{read_s} s");
+    }
+}
+
 #[test]
 fn loads_larger_than_one_that_was_late_are_late_in_proportion() {
     let mut tier = TransferModel::new(TransferPrior { latency_s: 1e-3, bytes_per_s: 1e9 });
