@@ -162,6 +162,16 @@ impl<const TERMS: usize> Learned<TERMS> {
         self.surprise = Some(Surprise::Early);
     }
 
+    /// Learns that work took so long which may be early because it is short: then it does not confirm that other work
+    /// has become faster.
+    pub fn note_maybe_short(&mut self, terms: &[f64; TERMS], seconds: f64) -> Shown {
+        let time = |terms: &_| self.regression.time(terms);
+        if self.surprise == Some(Surprise::Early) && self.recent.is_short(time(terms), time) {
+            self.surprise = None;
+        }
+        self.note(terms, seconds)
+    }
+
     /// Learns that work was given up.
     pub fn note_given_up(&mut self) {
         self.usual.high = self.usual.high.max(GIVEN_UP);

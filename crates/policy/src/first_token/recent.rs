@@ -79,6 +79,12 @@ impl<const TERMS: usize> Recent<TERMS> {
         (self.next + KEPT - back) % KEPT
     }
 
+    /// Whether work that should take so long is short, compared with one of the newest ones.
+    pub(super) fn is_short(&self, expected: f64, time: impl Fn(&[f64; TERMS]) -> f64) -> bool {
+        let mut newest = (1..=NEWEST).filter_map(|back| self.ring[self.place(back)].as_ref());
+        newest.any(|one| time(&one.terms) > COMPARABLE * expected)
+    }
+
     fn all(&self) -> impl Iterator<Item = &Compared<TERMS>> {
         self.ring.iter().flatten()
     }

@@ -26,6 +26,9 @@ const FADES: f64 = 0.95;
 /// Seconds of a load that was given up: longer than any computing, but a number.
 const NEVER_S: f64 = 1e9;
 
+/// Learns from a measurement.
+type Note = fn(&mut Learned<2>, &[f64; 2], f64) -> Shown;
+
 /// What is assumed of a tier until it was measured.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TransferPrior {
@@ -105,12 +108,13 @@ impl TransferModel {
         if is_time(seconds) && bytes > 0.0 {
             self.compare(bytes, seconds);
         }
-        self.learn(bytes, seconds);
+        // Some disks have a few bytes at once.
+        self.learn(bytes, seconds, Learned::note_maybe_short);
     }
 
-    fn learn(&mut self, bytes: f64, seconds: f64) -> Shown {
+    fn learn(&mut self, bytes: f64, seconds: f64, note: Note) -> Shown {
         let before_s = self.learned.time(&[1.0, bytes]);
-        let shown = self.learned.note(&[1.0, bytes], seconds);
+        let shown = note(&mut self.learned, &[1.0, bytes], seconds);
         if shown == Shown::Change && seconds < before_s {
             self.note_faster(seconds / before_s);
         }
@@ -153,7 +157,7 @@ impl TransferModel {
             }
             doubt.left = doubt.left.min(doubt.needed).saturating_sub(1);
         }
-        self.learn(bytes, seconds)
+        self.learn(bytes, seconds, Learned::note)
     }
 
     /// Learns that a sample was early; see [`Learned::note_early_hint`].

@@ -211,6 +211,18 @@ fn what_comes_at_once_again_and_again_makes_no_tier_fast() {
 }
 
 #[test]
+fn small_loads_that_are_early_make_no_large_one_fast() {
+    let mut tier = slow();
+    for _ in 0..8 {
+        tier.note(1e8, 10.0);
+        for _ in 0..4 {
+            tier.note(1e6, 2e-3);
+        }
+        assert!(tier.load_s(1e8) > 3.0, "{}", tier.load_s(1e8));
+    }
+}
+
+#[test]
 fn large_loads_from_a_tier_that_became_faster_are_tried_again() {
     let mut tier = slow();
     for _ in 0..3 {
