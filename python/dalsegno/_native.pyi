@@ -267,8 +267,7 @@ class CostModel:
             seconds: How long it took.
 
         Returns:
-            ``nothing`` that is new, a ``surprise`` that another read has to confirm, or a
-            ``change``.
+            ``nothing`` new, a ``surprise`` that another read has to confirm, or a ``change``.
 
         Raises:
             InvalidError: There is no such tier.

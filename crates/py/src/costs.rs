@@ -209,7 +209,7 @@ impl PyCostModel {
     ///     seconds: How long it took.
     ///
     /// Returns:
-    ///     ``nothing`` that is new, a ``surprise`` that another read has to confirm, or a ``change``.
+    ///     ``nothing`` new, a ``surprise`` that another read has to confirm, or a ``change``.
     ///
     /// Raises:
     ///     InvalidError: There is no such tier.
@@ -221,7 +221,9 @@ impl PyCostModel {
         })
     }
 
-    /// Learns that a sample of a tier was early: the next read that is early shows that the tier has become faster.
+    /// Learns that a sample of a tier was early.
+    ///
+    /// The next read that is early shows that the tier has become faster.
     ///
     /// Args:
     ///     tier: ``dram``, ``log`` or ``far``.

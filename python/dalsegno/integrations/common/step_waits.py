@@ -4,7 +4,7 @@ A load that is late for its step costs its request all the computing that it was
 deliver in bursts: what a request hardly notices is too long for a step, again and again.
 
 1. After a load was late for its step, no step waits for its tier until another load was in time;
-   each further step that is late makes it eight times as many, at most 1,024.
+   each further step that is late makes it four times as many, at most 1,024.
 2. Sixteen reads in time that nobody waited for count as one such load: they are short. A tier whose
    loads pay only inside a step has nothing else to show.
 3. A tier with a hundred times as many loads in time is trusted as if none had been late.
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from dalsegno.integrations.common.wishes import Runs
 
-MORE_NEEDED, MOST_NEEDED = 8, 1024
+MORE_NEEDED, MOST_NEEDED = 4, 1024
 FORGOTTEN = 100
 # What a read counts of a load.
 READ_PART = 1 / 16
