@@ -17,6 +17,7 @@
 //! before all are computed. `f` is the latency of the tier and a part `1 / L` of the rest.
 
 use super::compute::ComputeModel;
+use super::transfer::LargeLoads;
 
 /// Positions that are tried in addition to the borders of runs.
 const TRIED: usize = 24;
@@ -27,8 +28,6 @@ const MOST_RUNS: usize = 16;
 /// A load may take so many times longer than predicted before it is given up: then everything is computed, far later
 /// than without it.
 const MARGIN: f64 = 1.25;
-/// Loads that are larger than one that was late are late in proportion, up to so many times.
-pub(super) const MOST_TIMES: f64 = 16.0;
 /// A plan must gain this part of the guard to be worth its trouble.
 const LEAST_GAIN: f64 = 0.2;
 
@@ -41,29 +40,8 @@ pub struct Run {
     pub latency_s: f64,
     /// Seconds that one more block takes.
     pub block_s: f64,
-    /// From how many blocks on they take longer, if so.
-    pub large: Option<LargeRun>,
-}
-
-/// A large number of blocks, which loads slower than few blocks let expect.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LargeRun {
-    /// The smallest such number.
-    pub blocks: f64,
-    /// Those that were late.
-    pub seen: f64,
-    /// Seconds by which those took longer. More take longer in proportion, up to [`MOST_TIMES`], fewer by as much.
-    pub late_s: f64,
-}
-
-impl LargeRun {
-    fn late_s(&self, blocks: f64) -> f64 {
-        if blocks < self.blocks {
-            0.0
-        } else {
-            self.late_s * (blocks / self.seen).clamp(1.0, MOST_TIMES)
-        }
-    }
+    /// From how many blocks on they take longer, if so; in blocks.
+    pub large: Option<LargeLoads>,
 }
 
 impl Run {

@@ -162,14 +162,13 @@ impl<const TERMS: usize> Learned<TERMS> {
         self.surprise = Some(Surprise::Early);
     }
 
-    /// Learns that work took so long which may be early because it is short: then it does not confirm that other work
-    /// has become faster.
-    pub fn note_maybe_short(&mut self, terms: &[f64; TERMS], seconds: f64) -> Shown {
+    /// Forgets that the last measurement was early, before one of work that may be early because it is short: that
+    /// would not confirm it.
+    pub fn forget_early_before_short(&mut self, terms: &[f64; TERMS]) {
         let time = |terms: &_| self.regression.time(terms);
         if self.surprise == Some(Surprise::Early) && self.recent.is_short(time(terms), time) {
             self.surprise = None;
         }
-        self.note(terms, seconds)
     }
 
     /// Learns that work was given up.

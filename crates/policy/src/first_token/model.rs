@@ -4,11 +4,11 @@
 
 use dalsegno_core::BlockTier;
 
-use super::choice::{LargeRun, LoadChoice, Question, Run, choose, load_all, number};
+use super::choice::{LoadChoice, Question, Run, choose, load_all, number};
 use super::compute::{ComputeModel, ComputePrior, StepWork};
 use super::learned::Shown;
 use super::runs::TierRun;
-use super::transfer::{TransferModel, TransferPrior};
+use super::transfer::{LargeLoads, TransferModel, TransferPrior};
 
 /// A request, and the state of the engine and its store.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -105,14 +105,11 @@ impl CostModel {
             let latency_s = if is_first { tier.usual_s(before) } else { 0.0 };
             let block_s = tier.more_s(before, bytes);
             // Else an earlier run counts it.
-            let large = tier.large().filter(|large| is_first || before < large.bytes);
+            let large = tier.large().filter(|large| is_first || before < large.least);
             let large = large.map(|large| {
                 let behind = |of: f64| (of - before).max(0.0) / bytes;
-                LargeRun {
-                    blocks: behind(large.bytes),
-                    seen: behind(large.seen).max(1.0),
-                    late_s: large.late_s,
-                }
+                let seen = behind(large.seen).max(1.0);
+                LargeLoads { least: behind(large.least), seen, late_s: large.late_s }
             });
             Run { blocks: run.blocks, latency_s, block_s, large }
         };

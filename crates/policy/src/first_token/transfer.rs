@@ -8,7 +8,6 @@
 //!    [`MOST_NEEDED`], so a tier that is fast for small loads only costs few late requests. If the tier has become
 //!    faster since then, one is tried at once, and soon if reads are late as well.
 
-use super::choice::MOST_TIMES;
 use super::learned::{Learned, Shown, Single};
 use super::regression::is_time;
 
@@ -23,11 +22,10 @@ const MOST_NEEDED: u32 = 1024;
 const LARGER: f64 = 2.1;
 /// The part of the size that counts which is left after each smaller load that was faster.
 const FADES: f64 = 0.95;
+/// Loads that are larger than one that was late are late in proportion, up to so many times.
+const MOST_TIMES: f64 = 16.0;
 /// Seconds of a load that was given up: longer than any computing, but a number.
 const NEVER_S: f64 = 1e9;
-
-/// Learns from a measurement.
-type Note = fn(&mut Learned<2>, &[f64; 2], f64) -> Shown;
 
 /// What is assumed of a tier until it was measured.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -60,24 +58,24 @@ struct Doubt {
     left: u32,
 }
 
-/// Large loads, which are slower than small ones let expect.
+/// Large loads, which are slower than small ones let expect; in bytes, or in blocks of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LargeLoads {
-    /// Bytes of the smallest of them.
-    pub bytes: f64,
-    /// Bytes of the last one that was late.
+    /// The smallest of them.
+    pub least: f64,
+    /// The last one that was late.
     pub seen: f64,
-    /// Seconds by which that took longer. Larger ones take longer in proportion, up to sixteen times; smaller ones
-    /// by as much.
+    /// Seconds by which that took longer.
     pub late_s: f64,
 }
 
 impl LargeLoads {
-    fn late_s(&self, bytes: f64) -> f64 {
-        if bytes < self.bytes {
+    /// The seconds by which a load of this size takes longer: larger ones in proportion, smaller ones by as much.
+    pub(super) fn late_s(&self, size: f64) -> f64 {
+        if size < self.least {
             0.0
         } else {
-            self.late_s * (bytes / self.seen).clamp(1.0, MOST_TIMES)
+            self.late_s * (size / self.seen).clamp(1.0, MOST_TIMES)
         }
     }
 }
@@ -109,12 +107,13 @@ impl TransferModel {
             self.compare(bytes, seconds);
         }
         // Some disks have a few bytes at once.
-        self.learn(bytes, seconds, Learned::note_maybe_short);
+        self.learned.forget_early_before_short(&[1.0, bytes]);
+        self.learn(bytes, seconds);
     }
 
-    fn learn(&mut self, bytes: f64, seconds: f64, note: Note) -> Shown {
+    fn learn(&mut self, bytes: f64, seconds: f64) -> Shown {
         let before_s = self.learned.time(&[1.0, bytes]);
-        let shown = note(&mut self.learned, &[1.0, bytes], seconds);
+        let shown = self.learned.note(&[1.0, bytes], seconds);
         if shown == Shown::Change && seconds < before_s {
             self.note_faster(seconds / before_s);
         }
@@ -157,7 +156,7 @@ impl TransferModel {
             }
             doubt.left = doubt.left.min(doubt.needed).saturating_sub(1);
         }
-        self.learn(bytes, seconds, Learned::note)
+        self.learn(bytes, seconds)
     }
 
     /// Learns that a sample was early; see [`Learned::note_early_hint`].
@@ -238,7 +237,7 @@ impl TransferModel {
         let doubt = self.doubt.filter(|doubt| doubt.left > 0)?;
         let (bytes, seconds) = doubt.last;
         let late_s = (seconds - self.usual_s(bytes)).max(0.0);
-        Some(LargeLoads { bytes: doubt.bytes / 2.0, seen: bytes, late_s })
+        Some(LargeLoads { least: doubt.bytes / 2.0, seen: bytes, late_s })
     }
 
     fn proven_byte_s(&self) -> f64 {

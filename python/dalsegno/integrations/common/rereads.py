@@ -1,15 +1,15 @@
 """Reads some blocks that were not worth loading, while their request is computed.
 
-So a tier that became fast is found again after a request or two, and none waits for it.
+So a tier that became fast is found again after a few requests, and none waits for it.
 
 1. One read at a time, of a quarter of the blocks and at most 64 MiB, but of one block at least,
    each with a time limit. All workers' blocks are read at once, as loads do. Its bytes count as
    queued. Every second one is a quarter as large: two sizes show the time before the first byte,
-   and that of each byte. Behind a surprise comes a larger one: it confirms that, or does not.
+   and that of each byte. Behind a surprise comes one of the larger size: it confirms that, or not.
 2. Of the first 16 requests in a row that load nothing from a tier each is used, then one in 16. A
    read that shows that the tier has changed starts these 16 again.
-3. Between them each request reads a sixteenth of that, a sample. Its time is not learned, as disks
-   may have few bytes at once. But behind an early sample the next two requests are used.
+3. Between them each request reads a sixteenth of that and at least a block, a sample. Its time is
+   not learned, as disks may have few bytes at once. Behind an early one the next two are used.
 4. What was read goes nowhere: into memory that is kept for the next read. No call waits.
 """
 
