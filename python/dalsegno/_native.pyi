@@ -273,13 +273,14 @@ class CostModel:
             InvalidError: There is no such tier.
         """
 
-    def note_early_sample(self, tier: str) -> None:
+    def note_early_sample(self, tier: str, size: float) -> None:
         """Learns that a sample of a tier was early.
 
-        The next read that is early shows that the tier has become faster.
+        If the next read is early and at least four times as large, the tier has become faster.
 
         Args:
             tier: ``dram``, ``log`` or ``far``.
+            size: Bytes.
 
         Raises:
             InvalidError: There is no such tier.

@@ -223,15 +223,16 @@ impl PyCostModel {
 
     /// Learns that a sample of a tier was early.
     ///
-    /// The next read that is early shows that the tier has become faster.
+    /// If the next read is early and at least four times as large, the tier has become faster.
     ///
     /// Args:
     ///     tier: ``dram``, ``log`` or ``far``.
+    ///     size: Bytes.
     ///
     /// Raises:
     ///     InvalidError: There is no such tier.
-    fn note_early_sample(&self, tier: &str) -> PyResult<()> {
-        self.model.lock().note_early_sample(tier_of(tier)?);
+    fn note_early_sample(&self, tier: &str, size: f64) -> PyResult<()> {
+        self.model.lock().note_early_sample(tier_of(tier)?, size);
         Ok(())
     }
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dalsegno.integrations.common.deciding import Decision, Engine, LoadDecider
-from dalsegno.integrations.common.rereads import LEAST_S, Turns
+from dalsegno.integrations.common.rereads import LEAST_S, MUCH, Turns
 from dalsegno.integrations.common.settings import StoreSettings
 from dalsegno.integrations.common.steps import StepTime, work_of
 from dalsegno.integrations.common.wishes import Wish, part
@@ -296,14 +296,15 @@ class World:
         tier, blocks = max(runs, key=lambda run: run[1])
         is_sample, each = self._turns.is_sample(tier), ENGINE.block_bytes
         count = self._turns.count(tier, blocks, each, is_sample=is_sample)
-        time, limit_s = self.costs.tiers[tier], max(computed_s, LEAST_S)
+        time, limit_s, whole = self.costs.tiers[tier], max(computed_s, LEAST_S), count
         taken_s = min(limit_s, time(count * each))
         while count and time(count * each) > limit_s:
             count -= 1
-        if not count:
+        if not count or MUCH * count < whole:
             return
         if not is_sample:
-            shown = self.decides.note_read(tier, count * each, self.clock(taken_s))
+            seconds, is_whole = self.clock(taken_s), count == whole
+            shown = self.decides.note_read(tier, count * each, seconds, is_whole=is_whole)
             self._turns.note_read(tier, shown)
         elif self.decides.note_sample(tier, count * each, self.clock(taken_s)):
             self._turns.note_early(tier)

@@ -69,7 +69,7 @@ def decider() -> LoadDecider:
 
 def steady(decides: LoadDecider) -> None:
     """Lets reads and samples take as long as is expected, and show nothing."""
-    decides.note_read = lambda *_: "nothing"  # type: ignore[method-assign]
+    decides.note_read = lambda *_, **__: "nothing"  # type: ignore[method-assign]
     decides.note_sample = lambda *_: False  # type: ignore[method-assign]
 
 
@@ -120,10 +120,10 @@ def test_what_a_read_has_shown_decides_how_much_the_next_ones_read() -> None:
     # A surprise is confirmed by a larger read.
     decides.note_sample = lambda *_: False  # type: ignore[method-assign]
     assert counts(2) == [16, 4]
-    decides.note_read = lambda *_: "surprise"  # type: ignore[method-assign]
+    decides.note_read = lambda *_, **__: "surprise"  # type: ignore[method-assign]
     assert sum(count > 1 for count in counts(32)) == 17
     # A change is measured as if it was the beginning.
-    decides.note_read = lambda *_: "change"  # type: ignore[method-assign]
+    decides.note_read = lambda *_, **__: "change"  # type: ignore[method-assign]
     assert counts(40) == [16, 4] * 20
 
 
@@ -145,22 +145,44 @@ def test_a_read_that_is_given_up_shows_how_long_the_blocks_took_that_it_brought(
     decides, space = decider(), Space()
     rereads, learned = Rereads(decides), list[tuple[Any, ...]]()
 
-    def note(tier: str, size: int, seconds: float) -> Shown:
-        learned.append((tier, size, seconds))
+    def note(tier: str, size: int, seconds: float, *, is_whole: bool) -> Shown:
+        learned.append((tier, size, is_whole, seconds))
         return "nothing"
 
-    decides.note_read = note  # type: ignore[method-assign]
-    for there, waited_s in ((5, 0.0), (5, 0.06), (0, 0.06)):
+    decides.note_read = note  # type: ignore[method-assign, assignment]
+    for missing, waited_s in ((1, 0.0), (1, 0.06), (13, 0.06), (0, 0.0), (16, 0.06)):
         rereads.offer([space], CHAIN, RUNS, 0.001)
         time.sleep(waited_s)
         transfer = space.reads[-1]
-        transfer.there = [at < there for at in range(len(transfer.there))]
+        transfer.there = [at >= missing for at in range(len(transfer.there))]
         transfer.end()
         rereads.take()
-    # Of the first one some blocks were not there any more, and the last one hung.
-    ((tier, size, seconds),) = learned
-    assert (tier, size) == ("log", 5 * 4096)
-    assert 0.06 <= seconds < 10
+    # Of the first one a block was not there any more, and two brought less than a quarter.
+    assert [one[:3] for one in learned] == [("log", 3 * 4096, False), ("log", 4 * 4096, True)]
+    assert 0.06 <= learned[0][-1] < 10
+
+
+def test_samples_are_small_and_not_of_a_far_tier() -> None:
+    decides = decider()
+    steady(decides)
+    for tier, blocks, has_samples in (("log", 64, True), ("log", 15, False), ("far", 64, False)):
+        rereads, space = Rereads(decides), Space()
+        for _ in range(IN_A_ROW + SELDOM):
+            rereads.offer([space], CHAIN, [(tier, blocks)], 1.0)
+            if not space.reads[-1].done():
+                space.reads[-1].end()
+        assert len(space.asked) == IN_A_ROW + (SELDOM if has_samples else 1)
+
+
+def test_a_read_is_not_lost_while_another_one_is_under_way() -> None:
+    decides, space = decider(), Space()
+    steady(decides)
+    rereads = Rereads(decides)
+    for _ in range(2 * IN_A_ROW):
+        for _ in range(3):
+            rereads.offer([space], CHAIN, RUNS, 1.0)
+        space.reads[-1].end()
+    assert [count for count, _ in space.asked] == [16, 4] * 8 + [1] * 15 + [16]
 
 
 def test_loads_that_somebody_waits_for_are_not_disturbed() -> None:

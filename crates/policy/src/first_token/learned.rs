@@ -3,9 +3,9 @@
 //! 1. The predictions of the last measurements are compared with what was measured. The first measurements, and those
 //!    at which the work has changed, say nothing about predictions.
 //! 2. A measurement is a surprise if it is off by more than [`DRIFT`], and none of the last ones of work that was no
-//!    longer took as long, or none of the newest ones of work that was no shorter was as fast. If the next one is off
-//!    by as much to the same side, the work has changed: what was learned is scaled, and the second one counts like the
-//!    first ones. A single one is learned from, or not: see [`Single`].
+//!    longer took as long, or none of the newest ones of work that was no shorter was as fast. If the next one is late
+//!    and a surprise as well, or early, as the first one was, the work has changed: what was learned is scaled, and the
+//!    second one counts like the first ones. A single one is learned from, or not: see [`Single`].
 //! 3. A high prediction for the work that was measured last is not below what that took, less what would be no unusual
 //!    delay: one slow measurement is believed at once.
 //! 4. Work that was given up has no time. Until other work was measured, a high prediction is longer than any
@@ -127,7 +127,11 @@ impl<const TERMS: usize> Learned<TERMS> {
         let precedents = self.recent.precedents(expected, was_surprise, time);
         let side = side_of(expected, seconds);
         let surprise = side.filter(|side| side.is_new(seconds, precedents));
-        let has_changed = side.is_some() && side == self.surprise;
+        let has_changed = match side {
+            // A delay that is usual confirms nothing.
+            Some(Surprise::Late) => surprise.is_some() && side == self.surprise,
+            _ => side.is_some() && side == self.surprise,
+        };
         if has_changed {
             let ratio = seconds / expected;
             self.regression.scale(ratio);
@@ -157,22 +161,27 @@ impl<const TERMS: usize> Learned<TERMS> {
     }
 
     /// Learns that other work was early, of which the time says nothing: if the next measurement is early, the work has
-    /// changed.
-    pub fn note_early_hint(&mut self) {
-        self.surprise = Some(Surprise::Early);
+    /// changed. Returns whether nothing else waits to be confirmed.
+    pub fn note_early_hint(&mut self) -> bool {
+        let is_hint = self.surprise.is_none();
+        self.surprise.get_or_insert(Surprise::Early);
+        is_hint
     }
 
-    /// Forgets that the last measurement was early, before one of work that may be early because it is short: that
-    /// would not confirm it.
-    pub fn forget_early_before_short(&mut self, terms: &[f64; TERMS]) {
+    /// Forgets that the last measurement was early, or a hint: the next one would not confirm it.
+    pub fn forget_early(&mut self) {
+        self.surprise = self.surprise.filter(|one| *one != Surprise::Early);
+    }
+
+    /// Whether work is short, compared with one of the newest ones: it may be early for that reason.
+    pub fn is_short(&self, terms: &[f64; TERMS]) -> bool {
         let time = |terms: &_| self.regression.time(terms);
-        if self.surprise == Some(Surprise::Early) && self.recent.is_short(time(terms), time) {
-            self.surprise = None;
-        }
+        self.recent.is_short(time(terms), time)
     }
 
     /// Learns that work was given up.
     pub fn note_given_up(&mut self) {
+        self.forget_early();
         self.usual.high = self.usual.high.max(GIVEN_UP);
     }
 }

@@ -53,8 +53,8 @@ impl CostModel {
     }
 
     /// Learns that a sample of a tier was early; see [`TransferModel::note_early_sample`].
-    pub fn note_early_sample(&mut self, tier: BlockTier) {
-        self.tiers[tier as usize].note_early_sample();
+    pub fn note_early_sample(&mut self, tier: BlockTier, bytes: f64) {
+        self.tiers[tier as usize].note_early_sample(bytes);
     }
 
     /// Learns that a load from one tier was late for its step; see [`TransferModel::note_late_in_step`].
@@ -106,10 +106,11 @@ impl CostModel {
             let block_s = tier.more_s(before, bytes);
             // Else an earlier run counts it.
             let large = tier.large().filter(|large| is_first || before < large.least);
-            let large = large.map(|large| {
-                let behind = |of: f64| (of - before).max(0.0) / bytes;
-                let seen = behind(large.seen).max(1.0);
-                LargeLoads { least: behind(large.least), seen, late_s: large.late_s }
+            let large = large.map(|large| LargeLoads {
+                least: large.least / bytes,
+                seen: large.seen / bytes,
+                before: before / bytes,
+                ..large
             });
             Run { blocks: run.blocks, latency_s, block_s, large }
         };

@@ -7,6 +7,8 @@
 //!    as large is predicted to be as late. Each time in a row it takes four times as many of them, at most
 //!    [`MOST_NEEDED`], so a tier that is fast for small loads only costs few late requests. If the tier has become
 //!    faster since then, one is tried at once, and soon if reads are late as well.
+//! 3. That a read was early is confirmed by one that is at least half as large, and that a sample was by a read that
+//!    is at least [`SAMPLES`] times as large: few bytes may come at once.
 
 use super::learned::{Learned, Shown, Single};
 use super::regression::is_time;
@@ -24,6 +26,12 @@ const LARGER: f64 = 2.1;
 const FADES: f64 = 0.95;
 /// Loads that are larger than one that was late are late in proportion, up to so many times.
 const MOST_TIMES: f64 = 16.0;
+/// Times the size of a sample, a read that confirms that it was early for no other reason than its size.
+const SAMPLES: f64 = 4.0;
+/// Times the size of a read that was early, one that confirms it.
+const CONFIRMS: f64 = 0.5;
+/// Reads in a row that are late on a tier that is slow, and not only for large loads.
+const LATE_READS: u32 = 2;
 /// Seconds of a load that was given up: longer than any computing, but a number.
 const NEVER_S: f64 = 1e9;
 
@@ -56,6 +64,8 @@ struct Doubt {
     needed: u32,
     /// Measurements until a load of the size may be tried again.
     left: u32,
+    /// Reads in a row that were late since.
+    late_reads: u32,
 }
 
 /// Large loads, which are slower than small ones let expect; in bytes, or in blocks of a run.
@@ -67,11 +77,14 @@ pub struct LargeLoads {
     pub seen: f64,
     /// Seconds by which that took longer.
     pub late_s: f64,
+    /// What is queued before a load: it arrives with it.
+    pub before: f64,
 }
 
 impl LargeLoads {
     /// The seconds by which a load of this size takes longer: larger ones in proportion, smaller ones by as much.
     pub(super) fn late_s(&self, size: f64) -> f64 {
+        let size = self.before + size;
         if size < self.least {
             0.0
         } else {
@@ -88,6 +101,8 @@ pub struct TransferModel {
     proven: Option<Proven>,
     /// None if the last large load was neither given up nor late.
     doubt: Option<Doubt>,
+    /// Bytes of a read that can confirm that the last one was early, or a sample, at least.
+    confirms: f64,
 }
 
 impl TransferModel {
@@ -96,7 +111,7 @@ impl TransferModel {
     pub fn new(prior: TransferPrior) -> Self {
         let prior = [prior.latency_s, 1.0 / prior.bytes_per_s.max(1.0)];
         let learned = Learned::new(prior, SPREAD, Single::Remembered);
-        Self { learned, proven: None, doubt: None }
+        Self { learned, proven: None, doubt: None, confirms: 0.0 }
     }
 
     /// Learns that a load took so many seconds.
@@ -107,13 +122,16 @@ impl TransferModel {
             self.compare(bytes, seconds);
         }
         // Some disks have a few bytes at once.
-        self.learned.forget_early_before_short(&[1.0, bytes]);
+        if bytes < self.confirms || self.learned.is_short(&[1.0, bytes]) {
+            self.learned.forget_early();
+        }
         self.learn(bytes, seconds);
     }
 
     fn learn(&mut self, bytes: f64, seconds: f64) -> Shown {
         let before_s = self.learned.time(&[1.0, bytes]);
         let shown = self.learned.note(&[1.0, bytes], seconds);
+        self.confirms = CONFIRMS * bytes;
         if shown == Shown::Change && seconds < before_s {
             self.note_faster(seconds / before_s);
         }
@@ -138,10 +156,9 @@ impl TransferModel {
             proven.byte_s *= ratio;
         }
         // What was late a moment ago is.
-        if let Some(doubt) = &mut self.doubt
-            && doubt.needed - doubt.left >= MORE_NEEDED
-        {
-            doubt.left = 0;
+        if let Some(doubt) = &mut self.doubt {
+            let since = doubt.needed.saturating_sub(doubt.left);
+            doubt.left = doubt.left.min(MORE_NEEDED.saturating_sub(since));
         }
     }
 
@@ -150,18 +167,24 @@ impl TransferModel {
     pub fn note_read(&mut self, bytes: f64, seconds: f64) -> Shown {
         let is_late = is_time(seconds) && seconds > LATE * self.learned.time(&[1.0, bytes]);
         if let Some(doubt) = &mut self.doubt {
-            if is_late {
+            doubt.late_reads = if is_late { doubt.late_reads + 1 } else { 0 };
+            if doubt.late_reads >= LATE_READS {
                 // The tier is slow, and not only for large loads.
                 doubt.needed = 1;
             }
             doubt.left = doubt.left.min(doubt.needed).saturating_sub(1);
         }
+        if bytes < self.confirms {
+            self.learned.forget_early();
+        }
         self.learn(bytes, seconds)
     }
 
-    /// Learns that a sample was early; see [`Learned::note_early_hint`].
-    pub fn note_early_sample(&mut self) {
-        self.learned.note_early_hint();
+    /// Learns that a sample of so many bytes was early; see [`Learned::note_early_hint`].
+    pub fn note_early_sample(&mut self, bytes: f64) {
+        if self.learned.note_early_hint() {
+            self.confirms = SAMPLES * bytes;
+        }
     }
 
     /// Learns that a step did not wait any longer for a load. That says little of how long requests would wait: until a
@@ -207,7 +230,8 @@ impl TransferModel {
             Some(doubt) => doubt.needed,
         };
         let least = self.doubt.map_or(size, |doubt| doubt.bytes.min(size));
-        self.doubt = Some(Doubt { bytes: least, last: (size, seconds), needed, left: needed });
+        let this = (size, seconds);
+        self.doubt = Some(Doubt { bytes: least, last: this, needed, left: needed, late_reads: 0 });
     }
 
     /// The seconds that most loads of so many bytes do not exceed.
@@ -237,7 +261,7 @@ impl TransferModel {
         let doubt = self.doubt.filter(|doubt| doubt.left > 0)?;
         let (bytes, seconds) = doubt.last;
         let late_s = (seconds - self.usual_s(bytes)).max(0.0);
-        Some(LargeLoads { least: doubt.bytes / 2.0, seen: bytes, late_s })
+        Some(LargeLoads { least: doubt.bytes / 2.0, seen: bytes, late_s, before: 0.0 })
     }
 
     fn proven_byte_s(&self) -> f64 {

@@ -1,8 +1,9 @@
 //! The model of compute learns the measured layers of an H200, and choices keep their promises for any costs.
 
+use dalsegno_core::BlockTier;
 use dalsegno_policy::first_token::{
-    Ahead, ComputeModel, ComputePrior, Others, Overlap, Question, Run, Shown, StepWork,
-    TransferModel, TransferPrior, Way, choose,
+    Ahead, ComputeModel, ComputePrior, CostModel, Others, Overlap, Question, Run, Shown, Situation,
+    StepWork, TierRun, TransferModel, TransferPrior, Way, choose,
 };
 use proptest::prelude::*;
 
@@ -181,7 +182,7 @@ fn two_reads_show_that_a_tier_became_faster_or_one_behind_an_early_sample() {
     for has_sample in [false, true] {
         let mut tier = slow();
         if has_sample {
-            tier.note_early_sample();
+            tier.note_early_sample(1e6);
         } else {
             assert_eq!(tier.note_read(4e6, fast(4e6)), Shown::Surprise);
         }
@@ -189,9 +190,19 @@ fn two_reads_show_that_a_tier_became_faster_or_one_behind_an_early_sample() {
         assert_eq!(tier.note_read(4e6, fast(4e6)), Shown::Change);
         assert!(tier.load_s(4e6) < 2.0 * fast(4e6));
     }
+    // A read that is hardly larger than a sample, or than the one before, may be early as that was.
+    let mut tier = slow();
+    tier.note_early_sample(2e6);
+    assert_eq!(tier.note_read(4e6, fast(4e6)), Shown::Surprise);
+    assert_eq!(tier.note_read(1e6, fast(1e6)), Shown::Surprise);
+    assert!(tier.load_s(4e6) > 0.3);
+    // A sample says nothing of reads behind a load that was given up.
+    tier.note_early_sample(1e6);
+    tier.note_given_up(1e6);
+    assert_ne!(tier.note_read(4e6, 0.2), Shown::Change);
     // A sample alone changes nothing.
     let mut tier = slow();
-    tier.note_early_sample();
+    tier.note_early_sample(1e6);
     assert_eq!(tier.note_read(4e6, 0.4), Shown::Nothing);
     assert_eq!(tier.note_read(4e6, fast(4e6)), Shown::Surprise);
     assert_eq!(tier.learned().drifts(), slow().learned().drifts());
@@ -257,6 +268,73 @@ fn reads_that_are_late_as_well_leave_no_doubt_of_large_loads() {
             tier.note_read(4e6, read_s);
         }
         assert_eq!(tier.large().is_some(), is_large_slow, "{read_s} s");
+    }
+}
+
+#[test]
+fn one_read_that_is_late_leaves_the_doubt_of_large_loads() {
+    let mut tier = TransferModel::new(TransferPrior { latency_s: 1e-3, bytes_per_s: 1e9 });
+    for _ in 0..4 {
+        for _ in 0..100 {
+            tier.note(4e6, 5e-3);
+        }
+        tier.note_given_up(1e8);
+    }
+    for _ in 0..20 {
+        tier.note_read(4e6, 5e-3);
+        tier.note_read(4e6, 0.1);
+        assert!(tier.large().is_some());
+    }
+}
+
+/// Some disks bring bytes in bursts: a load may wait for the next one.
+#[test]
+fn a_delay_that_is_usual_makes_no_tier_slow() {
+    let mut tier = TransferModel::new(TransferPrior { latency_s: 1e-3, bytes_per_s: 1e9 });
+    for at in 0..12 {
+        tier.note(4e6, if at % 6 == 5 { 0.05 } else { 5e-3 });
+    }
+    let before = tier.learned().time(&[1.0, 4e6]);
+    assert_eq!(tier.note_read(4e6, 0.2), Shown::Surprise);
+    assert_ne!(tier.note_read(4e6, 0.05), Shown::Change);
+    assert!(tier.learned().time(&[1.0, 4e6]) < 2.0 * before);
+}
+
+#[test]
+fn large_loads_behind_others_are_late_with_them() {
+    let tier = TransferPrior { latency_s: 1e-3, bytes_per_s: 1e9 };
+    let mut model = CostModel::new(prior(1.0), [tier; 3]);
+    for count in [20, 20, 1] {
+        for _ in 0..count {
+            model.note_load(BlockTier::Log, 1e6, 2e-3);
+        }
+        if count > 1 {
+            model.note_load(BlockTier::Log, 1e8, 0.4);
+        }
+    }
+    let expected = model.tier(BlockTier::Log).load_s(4e8);
+    for before in [0_u32, 100, 300] {
+        let blocks = 400 - before;
+        let question = Question {
+            runs: &[],
+            block_tokens: 16.0,
+            computed: 0.0,
+            prompt: 16.0 * f64::from(blocks + 1),
+            chunk: 8192.0,
+            layers: 32.0,
+            overlap: Overlap { most_blocks: 0, most_copied: 0, most_wait_s: 0.0 },
+            ahead: Ahead { notice_s: 0.0, most_s: f64::INFINITY },
+            others: Others { backlog_s: 0.0, waiting: 0.0 },
+            guard_s: 0.005,
+        };
+        let situation = Situation {
+            runs: &[TierRun { tier: BlockTier::Log, blocks: blocks as usize }],
+            block_bytes: 1e6,
+            queued: [0.0, 1e6 * f64::from(before), 0.0],
+            question,
+        };
+        let load_s = model.load_all(&situation).load_s;
+        assert!((load_s / expected - 1.0).abs() < 0.01, "{load_s} s instead of {expected} s");
     }
 }
 

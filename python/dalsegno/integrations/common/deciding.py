@@ -327,15 +327,21 @@ class LoadDecider:
         """Whether loads under way have blocks of a tier."""
         return self._queued(tier) > self.read.get(tier, 0)
 
-    def note_read(self, tier: str, size: int, seconds: float) -> Shown:
+    def note_read(self, tier: str, size: int, seconds: float, *, is_whole: bool = True) -> Shown:
         """Learns how long a read of so many bytes took that nobody waited for.
+
+        Args:
+            tier: Of which it was.
+            size: The bytes that it brought.
+            seconds: How long it took.
+            is_whole: Whether it was not given up.
 
         Returns:
             What it has shown.
         """
         if not seconds > 0:
             return "nothing"
-        if seconds <= LATE * self.model.load_s(tier, size):
+        if is_whole and seconds <= LATE * self.model.load_s(tier, size):
             self._step_waits.note_read(tier)
         shown: Shown = self.model.note_read(tier, size, seconds)
         return shown
@@ -348,7 +354,7 @@ class LoadDecider:
         """
         if not 0 < EARLY * seconds < self.model.load_s(tier, size):
             return False
-        self.model.note_early_sample(tier)
+        self.model.note_early_sample(tier, size)
         return True
 
     def note_step(self, step: StepTime) -> None:

@@ -10,6 +10,8 @@ So a tier that became fast is found again after a few requests, and none waits f
    read that shows that the tier has changed starts these 16 again.
 3. Between them each request reads a sixteenth of that and at least a block, a sample. Its time is
    not learned, as disks may have few bytes at once. Behind an early one the next two are used.
+   There is none where a read is of fewer than four blocks, as it would be much of that, nor of a
+   far tier, as a block that is read from there again and again is copied to the disk.
 4. What was read goes nowhere: into memory that is kept for the next read. No call waits.
 """
 
@@ -25,6 +27,7 @@ from typing import Any
 from dalsegno import DalsegnoError
 from dalsegno.integrations.common.deciding import LoadDecider, Shown
 from dalsegno.integrations.common.wishes import Runs
+from dalsegno.profiles import TIERS
 
 PART, MOST_BYTES = 4, 64 << 20
 # Sizes of reads of a tier, one after the other, as parts of that.
@@ -33,6 +36,10 @@ SIZES = (1, 4)
 IN_A_ROW, SELDOM = 16, 16
 # The part of a read that a sample is, and the requests that are used behind an early one.
 SAMPLE, BEHIND_EARLY = 16, 2
+# Blocks of a read of which samples are read.
+LEAST_SAMPLED = 4
+# A read that is given up shows something if it brought one of so many blocks.
+MUCH = 4
 # Seconds after which a read is given up, at least and at most.
 LEAST_S, MOST_S = 0.05, 10.0
 
@@ -86,11 +93,11 @@ class Turns:
 
     def note_early(self, tier: str) -> None:
         """Notes that a sample was early: two reads, first a larger one."""
-        self._declined[tier], self._reads[tier] = IN_A_ROW - BEHIND_EARLY, 0
+        self._declined[tier] = min(self._declined[tier], IN_A_ROW - BEHIND_EARLY)
+        self._reads[tier] = 0
 
     def note_read(self, tier: str, shown: Shown) -> None:
         """Notes what a read has shown: a larger one confirms a surprise, or does not."""
-        self._reads[tier] += 1
         if shown == "surprise":
             self._declined[tier], self._reads[tier] = min(self._declined[tier], IN_A_ROW - 1), 0
         elif shown == "change":
@@ -100,8 +107,10 @@ class Turns:
         """Returns how many of the declined blocks are read, with so many bytes on all workers."""
         whole = min(blocks // PART, MOST_BYTES // block_bytes)
         if is_sample:
-            return max(1, whole // SAMPLE)
-        return max(1, whole // SIZES[self._reads[tier] % len(SIZES)])
+            is_sampled = whole >= LEAST_SAMPLED and tier != TIERS[-1]
+            return max(1, whole // SAMPLE) if is_sampled else 0
+        self._reads[tier] += 1
+        return max(1, whole // SIZES[(self._reads[tier] - 1) % len(SIZES)])
 
 
 class Rereads:
@@ -146,15 +155,14 @@ class Rereads:
                 longest = one, count, skipped
             skipped += count
         tier, blocks, first = longest
-        if not blocks or self._decider.is_loading(tier):
+        if not blocks or self._read is not None or self._decider.is_loading(tier):
             # It would measure, and delay, what others wait for.
             return
         chain = chain[first : first + blocks]
-        is_sample = self._turns.is_sample(tier)
-        if self._read is not None:
-            return
-        each = namespaces[0].block_bytes
+        is_sample, each = self._turns.is_sample(tier), namespaces[0].block_bytes
         count = self._turns.count(tier, blocks, each * len(namespaces), is_sample=is_sample)
+        if not count:
+            return
         limit_s = min(max(computed_s, LEAST_S), MOST_S)
         read = _Read(tier, each, is_sample, limit_s)
         places = self._places(count * len(namespaces), each)
@@ -195,12 +203,14 @@ class Rereads:
         has_ended = len(read.ends) == len(read.transfers)
         seconds = (max(read.ends) if has_ended else time.monotonic()) - read.started
         brought = sum(done)
-        if not brought or (brought < len(done) and seconds < read.limit_s):
+        is_whole = brought == len(done)
+        if not is_whole and (MUCH * brought < len(done) or seconds < read.limit_s):
             # The tier hangs, or some blocks are not there any more.
             return
         size = brought * read.each
         if not read.is_sample:
             # If it was given up, its blocks took at most so long, and the next one even longer.
-            self._turns.note_read(read.tier, self._decider.note_read(read.tier, size, seconds))
+            shown = self._decider.note_read(read.tier, size, seconds, is_whole=is_whole)
+            self._turns.note_read(read.tier, shown)
         elif self._decider.note_sample(read.tier, size, seconds):
             self._turns.note_early(read.tier)
