@@ -48,6 +48,7 @@ __all__ = [
     "Lease",
     "Load",
     "LoadChoice",
+    "LoadTerms",
     "Namespace",
     "PagedBlocks",
     "PagedMemory",
@@ -331,21 +332,24 @@ class CostModel:
             InvalidError: There is no such tier.
         """
 
+    def guard_s(self, terms: LoadTerms, computed: float, prompt: float) -> float:
+        """Returns the seconds by which the first token of a request may come later than without us.
+
+        Args:
+            terms: Of the engine.
+            computed: Tokens that the engine has already.
+            prompt: Tokens of the prompt.
+        """
+
     def choose(
         self,
+        terms: LoadTerms,
         runs: Sequence[tuple[str, int]],
-        *,
-        block_bytes: float,
-        block_tokens: float,
         computed: float,
         prompt: float,
-        chunk: float,
-        layers: float,
-        guard_s: float,
+        *,
         most_overlapped: int = 0,
         most_copied: int = 0,
-        most_wait_s: float = ...,
-        most_load_s: float = ...,
         notice_s: float = 0.0,
         backlog_s: float = 0.0,
         waiting: int = 0,
@@ -355,20 +359,15 @@ class CostModel:
         """Chooses how many leading blocks of a prompt to load.
 
         Args:
+            terms: Of the engine.
             runs: Consecutive blocks with their tiers, from the first one that is not computed.
-            block_bytes: Bytes of a block, on one worker.
-            block_tokens: Tokens of a block.
             computed: Tokens that the engine has already.
             prompt: Tokens of the prompt.
-            chunk: Tokens of one request that a step computes at most.
-            layers: Layers of the model.
-            guard_s: Seconds by which the first token may come later than without us.
             most_overlapped: Leading blocks for which a step may wait, if there are at most so many;
                 0 if it must not wait.
             most_copied: Of these, leading blocks that are copied and not read.
-            most_wait_s: Seconds for which a step may wait in all, while it computes nothing.
-            most_load_s: Seconds after which a load is given up for which no step waits.
-            notice_s: Seconds from the end of such a load until its request is computed.
+            notice_s: Seconds from the end of a load for which no step waits until its request is
+                computed.
             backlog_s: Seconds that the engine computes for requests before this one.
             waiting: Requests that wait behind this one; their first tokens count as well.
             queued: Bytes that are queued for ``dram``, ``log`` and ``far``.
@@ -388,6 +387,36 @@ class CostModel:
             (factors between what is expected and what most measurements exceed, or do not exceed
             but for ``late_s``).
         """
+
+@final
+class LoadTerms:
+    """What is the same in all decisions of an engine.
+
+    Args:
+        block_bytes: Bytes of a block, on one worker.
+        block_tokens: Tokens of a block.
+        chunk: Tokens of one request that a step computes at most.
+        layers: Layers of the model.
+        guard_s: Seconds by which a first token may come later than without us, if a fiftieth of it
+            is not more.
+        most_wait_s: Seconds for which a step may wait in all, while it computes nothing.
+        most_load_s: Seconds after which a load is given up for which no step waits.
+
+    Raises:
+        InvalidError: ``chunk`` is not a positive number.
+    """
+
+    def __new__(
+        cls,
+        *,
+        block_bytes: float,
+        block_tokens: float,
+        chunk: float,
+        layers: float,
+        guard_s: float,
+        most_wait_s: float = ...,
+        most_load_s: float = ...,
+    ) -> Self: ...
 
 @final
 class LoadChoice:

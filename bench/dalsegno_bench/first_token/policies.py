@@ -43,10 +43,8 @@ __all__ = [
 
 # vLLM's.
 BLOCK_TOKENS = 16
-# vLLM's direct path: `load_guard_s` of its settings, and the part of a first token that is allowed
-# if that is more.
+# vLLM's direct path: `load_guard_s` of its settings.
 GUARD_S = 0.005
-GUARD_PART = 0.02
 # With so many waiting requests, the first token of one may come later for the sake of all.
 BUSY = 4
 # What it assumes of a model of this size before it has computed a step: seconds of a step, of a
@@ -191,20 +189,22 @@ class Ours:
     def __call__(self, hit: Hit) -> Plan:
         """Decides."""
         blocks, source = hit.tokens // self.block_tokens, hit.source
-        computed_s = self.model.request_s(0, hit.prompt, CHUNK)
         queued = (hit.queued if tier == source.tier else 0.0 for tier in TIERS)
         dram, log, far = queued
-        choice = self.model.choose(
-            [(source.tier, blocks)] if blocks else [],
+        terms = dalsegno.LoadTerms(
             block_bytes=self.block_tokens * self.bytes_per_token,
             block_tokens=self.block_tokens,
-            computed=0,
-            prompt=hit.prompt,
             chunk=CHUNK,
             layers=self.layers,
-            guard_s=max(GUARD_S, GUARD_PART * computed_s),
-            most_overlapped=blocks,
+            guard_s=GUARD_S,
             most_wait_s=self.most_wait_s,
+        )
+        choice = self.model.choose(
+            terms,
+            [(source.tier, blocks)] if blocks else [],
+            0,
+            hit.prompt,
+            most_overlapped=blocks,
             backlog_s=math.inf if hit.waiting >= BUSY else 0.0,
             waiting=hit.waiting,
             queued=(dram, log, far),

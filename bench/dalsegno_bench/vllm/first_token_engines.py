@@ -1,4 +1,4 @@
-"""Engines for `dalsegno bench first-token`: one model, and a store for each engine."""
+"""Engines for `dalsegno bench first-token`, with a store for each."""
 
 from __future__ import annotations
 
@@ -14,83 +14,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dalsegno_bench.vllm.first_token_model import Model
 from dalsegno_bench.vllm.throttle import Throttle
 
-__all__ = ["Engine", "Model", "Place", "fill", "running"]
+__all__ = ["Engine", "Place", "fill", "running"]
 
 # An engine that is silent for so long has failed.
 ANSWER_S = 600.0
 ANSWER_TOKENS = 4
 # Loads of the policy `always` are not given up, however slow the disk is.
 LOAD_TIMEOUT_S = 300
-
-
-class Model:
-    """A model of random weights.
-
-    Attributes:
-        folder: Where it is.
-        bytes_per_token: Of the KV cache.
-        block_bytes: Of the blocks of the store.
-    """
-
-    BLOCK_TOKENS = 32
-    VOCABULARY, LAYERS, HEADS, KV_HEADS, HEAD_SIZE, WIDTH = 4096, 4, 4, 2, 128, 512
-    MOST_TOKENS = 8192
-
-    def __init__(self, folder: Path) -> None:
-        """Writes its configuration and its weights."""
-        folder.mkdir()
-        config = {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
-            "hidden_size": self.WIDTH,
-            "intermediate_size": 2 * self.WIDTH,
-            "num_attention_heads": self.HEADS,
-            "num_key_value_heads": self.KV_HEADS,
-            "head_dim": self.HEAD_SIZE,
-            "num_hidden_layers": self.LAYERS,
-            "vocab_size": self.VOCABULARY,
-            "max_position_embeddings": self.MOST_TOKENS,
-            "torch_dtype": "float32",
-        }
-        (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        self.folder = folder
-        self.bytes_per_token = self.LAYERS * 2 * self.KV_HEADS * self.HEAD_SIZE * 4
-        self.block_bytes = self.BLOCK_TOKENS * self.bytes_per_token
-
-    def write_weights(self) -> None:
-        """Writes weights with which the answer depends on all of the prompt."""
-        import torch
-        from safetensors.torch import save_file
-
-        generator = torch.Generator().manual_seed(7)
-        width, inner = self.WIDTH, 2 * self.WIDTH
-        queries, keys = self.HEADS * self.HEAD_SIZE, self.KV_HEADS * self.HEAD_SIZE
-
-        def noise(rows: int, columns: int, scale: float = 1.0) -> Any:
-            return torch.randn(rows, columns, generator=generator) * scale / columns**0.5
-
-        weights = {
-            "model.embed_tokens.weight": noise(self.VOCABULARY, width),
-            "lm_head.weight": noise(self.VOCABULARY, width),
-            "model.norm.weight": torch.ones(width),
-        }
-        for number in range(self.LAYERS):
-            layer = f"model.layers.{number}"
-            # With large queries and keys a token attends to few others.
-            weights |= {
-                f"{layer}.input_layernorm.weight": torch.ones(width),
-                f"{layer}.post_attention_layernorm.weight": torch.ones(width),
-                f"{layer}.self_attn.q_proj.weight": noise(queries, width, 2.0),
-                f"{layer}.self_attn.k_proj.weight": noise(keys, width, 2.0),
-                f"{layer}.self_attn.v_proj.weight": noise(keys, width),
-                f"{layer}.self_attn.o_proj.weight": noise(width, queries),
-                f"{layer}.mlp.gate_proj.weight": noise(inner, width),
-                f"{layer}.mlp.up_proj.weight": noise(inner, width),
-                f"{layer}.mlp.down_proj.weight": noise(width, inner),
-            }
-        save_file(weights, self.folder / "model.safetensors")
 
 
 @dataclass(frozen=True)
@@ -167,11 +100,13 @@ class Engine:
             )
         try:
             place.throttle.add(self._process.pid)
-            # One after the other: starting takes all cores.
-            self._answer()
         except BaseException:
             self.stop()
             raise
+
+    def wait_until_ready(self) -> None:
+        """Waits until it answers."""
+        self._answer()
 
     def ask(self, *prompts: Sequence[int]) -> dict[str, Any]:
         """Asks for some tokens after prompts that arrive together.
@@ -233,6 +168,7 @@ def fill(place: Place, prompts: Sequence[Sequence[int]], names: Sequence[str]) -
     first, *others = names
     engine = Engine(place, first, "never", threads=2)
     try:
+        engine.wait_until_ready()
         for number, prompt in enumerate(prompts, 1):
             stored = engine.ask(prompt)["stored_blocks"]
             assert stored == len(prompt) // Model.BLOCK_TOKENS, "a document was not stored"
@@ -251,12 +187,17 @@ def running(place: Place, policies: Sequence[str]) -> Iterator[dict[str, Engine]
 
     Args:
         place: Where they run.
-        policies: Their policies.
+        policies: Their policies. All engines but the last one start together, as that takes less
+            time; while the last one starts, it measures the disk, and has the machine for itself.
     """
     engines: dict[str, Engine] = {}
     try:
-        for policy in policies:
+        for policy in policies[:-1]:
             engines[policy] = Engine(place, policy, policy)
+        for engine in engines.values():
+            engine.wait_until_ready()
+        engines[policies[-1]] = Engine(place, policies[-1], policies[-1])
+        engines[policies[-1]].wait_until_ready()
         yield engines
     finally:
         for engine in engines.values():

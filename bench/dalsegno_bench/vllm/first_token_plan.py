@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from dalsegno_bench.vllm.first_token_engines import Model
+from dalsegno_bench.vllm.first_token_model import Model
 
 __all__ = ["FULL", "QUICK", "Cell", "Document", "Form", "Plan"]
 
@@ -16,8 +16,6 @@ SHORT, MIDDLE, LONG = 1024, 3072, 6144
 RATES = (4.0, 2.0, 1.0, 0.5, 0.25)
 # The rate at which a request is asked while another one loads.
 BESIDE_RATE = 2.0
-# Prompts without hits from which all engines learn how long computing takes.
-COMPUTED = (SHORT, MIDDLE, SHORT, MIDDLE)
 
 
 @dataclass(frozen=True)
@@ -50,6 +48,9 @@ class Form:
         warm_ups: Prompts at each rate that do not count; only `auto` is asked.
         step_requests: Prompts after each change of the rate.
         pairs: Pairs of a request that loads and one without hits.
+        computed: Tokens of prompts without hits from which all engines learn how long computing
+            takes.
+        compute_s: About how many seconds it should take to compute a prompt of 3,072 tokens.
     """
 
     cells: tuple[Cell, ...]
@@ -57,6 +58,8 @@ class Form:
     warm_ups: int
     step_requests: int
     pairs: int
+    computed: tuple[int, ...]
+    compute_s: float
 
     @property
     def rates(self) -> list[float]:
@@ -84,6 +87,8 @@ FULL = Form(
     warm_ups=4,
     step_requests=12,
     pairs=5,
+    computed=(SHORT, MIDDLE, SHORT, MIDDLE),
+    compute_s=2.5,
 )
 QUICK = Form(
     cells=(
@@ -95,9 +100,11 @@ QUICK = Form(
         Cell(0.25, SHORT, 1.0),
     ),
     rounds=3,
-    warm_ups=3,
-    step_requests=6,
-    pairs=3,
+    warm_ups=2,
+    step_requests=4,
+    pairs=1,
+    computed=(SHORT, MIDDLE),
+    compute_s=1.5,
 )
 
 
@@ -151,7 +158,7 @@ class Plan:
         def documents(count: int, tokens: int = SHORT, hits: float = 1.0) -> list[Document]:
             return [Document(text(tokens), int(tokens * hits)) for _ in range(count)]
 
-        self.computed = [text(tokens) for tokens in COMPUTED]
+        self.computed = [text(tokens) for tokens in form.computed]
         self.timed = [text(MIDDLE) for _ in range(3)]
         for rate in form.rates:
             self.warm_ups[rate] = documents(form.warm_ups)

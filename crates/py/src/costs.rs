@@ -34,6 +34,52 @@ pub(crate) struct PyCostModel {
     model: Mutex<CostModel>,
 }
 
+/// What is the same in all decisions of an engine.
+///
+/// Args:
+///     block_bytes: Bytes of a block, on one worker.
+///     block_tokens: Tokens of a block.
+///     chunk: Tokens of one request that a step computes at most.
+///     layers: Layers of the model.
+///     guard_s: Seconds by which a first token may come later than without us, if a fiftieth of it
+///         is not more.
+///     most_wait_s: Seconds for which a step may wait in all, while it computes nothing.
+///     most_load_s: Seconds after which a load is given up for which no step waits.
+///
+/// Raises:
+///     InvalidError: ``chunk`` is not a positive number.
+#[pyclass(name = "LoadTerms", module = "dalsegno._native", frozen)]
+pub(crate) struct PyLoadTerms {
+    block_bytes: f64,
+    block_tokens: f64,
+    chunk: f64,
+    layers: f64,
+    guard_s: f64,
+    most_wait_s: f64,
+    most_load_s: f64,
+}
+
+#[pymethods]
+impl PyLoadTerms {
+    #[new]
+    #[pyo3(signature = (
+        *, block_bytes, block_tokens, chunk, layers, guard_s, most_wait_s=f64::INFINITY,
+        most_load_s=f64::INFINITY
+    ))]
+    fn new(
+        block_bytes: f64,
+        block_tokens: f64,
+        chunk: f64,
+        layers: f64,
+        guard_s: f64,
+        most_wait_s: f64,
+        most_load_s: f64,
+    ) -> PyResult<Self> {
+        let chunk = positive("chunk", chunk)?;
+        Ok(Self { block_bytes, block_tokens, chunk, layers, guard_s, most_wait_s, most_load_s })
+    }
+}
+
 /// What to load of a prompt, from :meth:`CostModel.choose`.
 #[pyclass(name = "LoadChoice", module = "dalsegno._native", frozen)]
 pub(crate) struct PyLoadChoice {
@@ -110,13 +156,14 @@ fn tier_of(name: &str) -> PyResult<BlockTier> {
 ///     InvalidError: There is no such tier.
 #[pyfunction]
 #[expect(clippy::needless_pass_by_value, reason = "Python's arguments are extracted by value")]
-pub(crate) fn merge_located(
-    py: Python<'_>,
-    located: Vec<Vec<Bound<'_, PyDict>>>,
+pub(crate) fn merge_located<'py>(
+    py: Python<'py>,
+    located: Vec<Vec<Bound<'py, PyDict>>>,
     found: usize,
-) -> PyResult<Vec<(&'static str, usize)>> {
-    let run = |run: &Bound<'_, PyDict>| {
-        let (tier, blocks) = (run.as_any().get_item(intern!(py, "tier"))?, intern!(py, "blocks"));
+) -> PyResult<Vec<(Bound<'py, PyString>, usize)>> {
+    let (tier, blocks) = (intern!(py, "tier"), intern!(py, "blocks"));
+    let run = |run: &Bound<'py, PyDict>| {
+        let tier = run.as_any().get_item(tier)?;
         let blocks = run.as_any().get_item(blocks)?.extract()?;
         Ok::<_, PyErr>(TierRun { tier: tier_of(tier.cast::<PyString>()?.to_str()?)?, blocks })
     };
@@ -124,7 +171,10 @@ pub(crate) fn merge_located(
         .iter()
         .map(|runs| runs.iter().map(run).collect::<PyResult<_>>())
         .collect::<PyResult<_>>()?;
-    Ok(farthest_runs(&ranks, found).into_iter().map(|run| (run.tier.name(), run.blocks)).collect())
+    // No name is created twice.
+    let names = BlockTier::ALL.map(|tier| PyString::intern(py, tier.name()));
+    let named = |run: TierRun| (names[run.tier as usize].clone(), run.blocks);
+    Ok(farthest_runs(&ranks, found).into_iter().map(named).collect())
 }
 
 fn positive(name: &str, value: f64) -> PyResult<f64> {
@@ -287,23 +337,28 @@ impl PyCostModel {
         Ok(self.model.lock().tier(tier_of(tier)?).load_s(size))
     }
 
+    /// Returns the seconds by which the first token of a request may come later than without us.
+    ///
+    /// Args:
+    ///     terms: Of the engine.
+    ///     computed: Tokens that the engine has already.
+    ///     prompt: Tokens of the prompt.
+    fn guard_s(&self, terms: &PyLoadTerms, computed: f64, prompt: f64) -> f64 {
+        self.model.lock().guard_s(terms.guard_s, computed, prompt, terms.chunk)
+    }
+
     /// Chooses how many leading blocks of a prompt to load.
     ///
     /// Args:
+    ///     terms: Of the engine.
     ///     runs: Consecutive blocks with their tiers, from the first one that is not computed.
-    ///     block_bytes: Bytes of a block, on one worker.
-    ///     block_tokens: Tokens of a block.
     ///     computed: Tokens that the engine has already.
     ///     prompt: Tokens of the prompt.
-    ///     chunk: Tokens of one request that a step computes at most.
-    ///     layers: Layers of the model.
-    ///     guard_s: Seconds by which the first token may come later than without us.
     ///     most_overlapped: Leading blocks for which a step may wait, if there are at most so many;
     ///         0 if it must not wait.
     ///     most_copied: Of these, leading blocks that are copied and not read.
-    ///     most_wait_s: Seconds for which a step may wait in all, while it computes nothing.
-    ///     most_load_s: Seconds after which a load is given up for which no step waits.
-    ///     notice_s: Seconds from the end of such a load until its request is computed.
+    ///     notice_s: Seconds from the end of a load for which no step waits until its request is
+    ///         computed.
     ///     backlog_s: Seconds that the engine computes for requests before this one.
     ///     waiting: Requests that wait behind this one; their first tokens count as well.
     ///     queued: Bytes that are queued for ``dram``, ``log`` and ``far``.
@@ -312,48 +367,45 @@ impl PyCostModel {
     /// Raises:
     ///     InvalidError: There is no such tier.
     #[pyo3(signature = (
-        runs, *, block_bytes, block_tokens, computed, prompt, chunk, layers, guard_s,
-        most_overlapped=0, most_copied=0, most_wait_s=f64::INFINITY, most_load_s=f64::INFINITY,
-        notice_s=0.0, backlog_s=0.0, waiting=0, queued=(0.0, 0.0, 0.0), load_all=false
+        terms, runs, computed, prompt, *, most_overlapped=0, most_copied=0, notice_s=0.0,
+        backlog_s=0.0, waiting=0, queued=(0.0, 0.0, 0.0), load_all=false
     ))]
     #[expect(clippy::too_many_arguments, reason = "named in Python")]
+    #[expect(clippy::needless_pass_by_value, reason = "Python's arguments are extracted by value")]
     fn choose(
         &self,
-        runs: Vec<(String, usize)>,
-        block_bytes: f64,
-        block_tokens: f64,
+        terms: &PyLoadTerms,
+        runs: Vec<(Bound<'_, PyString>, usize)>,
         computed: f64,
         prompt: f64,
-        chunk: f64,
-        layers: f64,
-        guard_s: f64,
         most_overlapped: usize,
         most_copied: usize,
-        most_wait_s: f64,
-        most_load_s: f64,
         notice_s: f64,
         backlog_s: f64,
         waiting: u32,
         queued: (f64, f64, f64),
         load_all: bool,
     ) -> PyResult<PyLoadChoice> {
-        let run = |(tier, blocks): (String, usize)| Ok(TierRun { tier: tier_of(&tier)?, blocks });
-        let runs: Vec<TierRun> = runs.into_iter().map(run).collect::<PyResult<_>>()?;
+        let run = |(tier, blocks): &(Bound<'_, PyString>, usize)| {
+            Ok::<_, PyErr>(TierRun { tier: tier_of(tier.to_str()?)?, blocks: *blocks })
+        };
+        let runs: Vec<TierRun> = runs.iter().map(run).collect::<PyResult<_>>()?;
+        let (chunk, most_wait_s) = (terms.chunk, terms.most_wait_s);
+        let model = self.model.lock();
         let question = Question {
             runs: &[],
-            block_tokens,
+            block_tokens: terms.block_tokens,
             computed,
             prompt,
-            chunk: positive("chunk", chunk)?,
-            layers,
+            chunk,
+            layers: terms.layers,
             overlap: Overlap { most_blocks: most_overlapped, most_copied, most_wait_s },
-            ahead: Ahead { notice_s, most_s: most_load_s },
+            ahead: Ahead { notice_s, most_s: terms.most_load_s },
             others: Others { backlog_s, waiting: f64::from(waiting) },
-            guard_s,
+            guard_s: model.guard_s(terms.guard_s, computed, prompt, chunk),
         };
         let queued = [queued.0, queued.1, queued.2];
-        let situation = Situation { runs: &runs, block_bytes, queued, question };
-        let model = self.model.lock();
+        let situation = Situation { runs: &runs, block_bytes: terms.block_bytes, queued, question };
         let choice = if load_all { model.load_all(&situation) } else { model.choose(&situation) };
         Ok(PyLoadChoice { choice })
     }

@@ -53,6 +53,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<allocation::PyAllocation>()?;
     module.add_class::<costs::PyCostModel>()?;
     module.add_class::<costs::PyLoadChoice>()?;
+    module.add_class::<costs::PyLoadTerms>()?;
     module.add_class::<gpu::PyGpu>()?;
     module.add_class::<gpu::PyGpuPoint>()?;
     module.add_class::<pages::PyPagedMemory>()?;

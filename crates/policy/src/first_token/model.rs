@@ -10,6 +10,9 @@ use super::learned::Shown;
 use super::runs::TierRun;
 use super::transfer::{LargeLoads, TransferModel, TransferPrior};
 
+/// The part of its first token by which that of a request may come later.
+const GUARD_PART: f64 = 0.02;
+
 /// A request, and the state of the engine and its store.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Situation<'a> {
@@ -77,6 +80,12 @@ impl CostModel {
     #[must_use]
     pub fn tier(&self, tier: BlockTier) -> &TransferModel {
         &self.tiers[tier as usize]
+    }
+
+    /// The seconds by which the first token of a request may come later than without us.
+    #[must_use]
+    pub fn guard_s(&self, least_s: f64, computed: f64, prompt: f64, chunk: f64) -> f64 {
+        least_s.max(GUARD_PART * self.compute.request_s(computed, prompt, chunk))
     }
 
     /// Chooses how many leading blocks of a request to load.

@@ -13,16 +13,15 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
+from dalsegno import _native
 from dalsegno.integrations.common.settings import StoreSettings
 from dalsegno.integrations.common.step_waits import StepWaits
 from dalsegno.integrations.common.steps import StepTime
 from dalsegno.integrations.common.wishes import Runs, Wish, farthest, part
 from dalsegno.profiles import TIERS, Profile
 
-# The part of a first token that the guard allows, if that is more than `load_guard_s`.
-GUARD_PART = 0.02
 # A step whose tokens attend to fewer others decodes, on average over all tokens that are read; so
 # many others must have been measured before a step waits for blocks that are read beside it.
 PROMPT_PAIRS, FEW_STEPS = 32, 3
@@ -65,8 +64,7 @@ class Engine:
     max_wait_s: float = 0.0
 
 
-@dataclass(frozen=True)
-class Decision:
+class Decision(NamedTuple):
     """What is loaded.
 
     Attributes:
@@ -135,6 +133,7 @@ class LoadDecider:
             profile: What is known of it.
         """
         self._settings, self.engine, self.profile = settings, engine, profile
+        self._terms = self._terms_of(engine.block_bytes, engine.block_tokens)
         self.model: Any = profile.model()
         self._running: dict[int, _Running] = {}
         self.read: Mapping[str, int] = {}
@@ -149,7 +148,7 @@ class LoadDecider:
             runs = list(itertools.takewhile(lambda run: run[0] not in overdue, wish.runs))
             is_cut = len(runs) < len(wish.runs)
             wish = replace(wish, runs=() if is_cut and wish.whole_bytes else runs)
-        if policy == "never" or not wish.blocks:
+        if policy == "never" or not wish.runs:
             return Decision(0)
         most = self._step_waits.allowed(wish.runs)
         if most < max(wish.most_copied, wish.most_read):
@@ -182,7 +181,7 @@ class LoadDecider:
         return self._steps >= FEW_STEPS
 
     def _choose(self, wish: Wish, *, load_all: bool) -> Any:
-        engine, objective = self.engine, self._settings.load_objective
+        objective = self._settings.load_objective
         waiting, backlog_s = wish.waiting, wish.saved_s
         if objective == "latency":
             waiting = 0
@@ -190,29 +189,35 @@ class LoadDecider:
             waiting, backlog_s = MANY_WAITING, math.inf
         elif waiting >= BUSY:
             backlog_s = math.inf
-        runs, block_bytes, block_tokens = wish.runs, engine.block_bytes, engine.block_tokens
+        runs, terms = wish.runs, self._terms
         if wish.whole_bytes:
             # One large block.
-            runs, block_bytes = [(farthest(tier for tier, _ in wish.runs), 1)], wish.whole_bytes
-            block_tokens *= wish.blocks
+            runs = [(farthest(tier for tier, _ in wish.runs), 1)]
+            terms = self._terms_of(wish.whole_bytes, wish.blocks * self.engine.block_tokens)
         return self.model.choose(
+            terms,
             runs,
-            block_bytes=block_bytes,
-            block_tokens=block_tokens,
-            computed=wish.computed,
-            prompt=wish.prompt,
-            chunk=engine.chunk,
-            layers=engine.layers,
-            guard_s=self.guard_s(wish),
+            wish.computed,
+            wish.prompt,
             most_overlapped=max(wish.most_copied, wish.most_read),
             most_copied=wish.most_copied,
-            most_wait_s=engine.max_wait_s,
-            most_load_s=self._settings.load_timeout_s,
             notice_s=self.notice_s(wish),
             backlog_s=backlog_s,
             waiting=waiting,
+            queued=tuple(self._queued(wish.promised).values()),
             load_all=load_all,
-            queued=tuple(self._queued(tier) + wish.promised.get(tier, 0) for tier in TIERS),
+        )
+
+    def _terms_of(self, block_bytes: int, block_tokens: int) -> Any:
+        """Returns what is the same in all decisions about blocks of a size."""
+        return _native.LoadTerms(
+            block_bytes=block_bytes,
+            block_tokens=block_tokens,
+            chunk=self.engine.chunk,
+            layers=self.engine.layers,
+            guard_s=self._settings.load_guard_s,
+            most_wait_s=self.engine.max_wait_s,
+            most_load_s=self._settings.load_timeout_s,
         )
 
     def notice_s(self, wish: Wish) -> float:
@@ -223,7 +228,7 @@ class LoadDecider:
 
     def guard_s(self, wish: Wish) -> float:
         """Returns by how many seconds the first token of a request may come later."""
-        return max(self._settings.load_guard_s, GUARD_PART * self.computed_s(wish))
+        return float(self.model.guard_s(self._terms, wish.computed, wish.prompt))
 
     def computed_s(self, wish: Wish) -> float:
         """Returns the seconds in which a request is computed."""
@@ -258,10 +263,13 @@ class LoadDecider:
             sizes[tier] = sizes.get(tier, 0) + blocks * self.engine.block_bytes
         return sizes
 
-    def _queued(self, tier: str) -> int:
-        """Returns the bytes of loads and reads under way that a tier has to bring."""
-        loads = sum(one.sizes.get(tier, 0) for one in self._running.values())
-        return loads + self.read.get(tier, 0)
+    def _queued(self, promised: Mapping[str, int]) -> dict[str, int]:
+        """Returns the bytes that each tier has to bring, of loads and reads, and those promised."""
+        queued = dict.fromkeys(TIERS, 0)
+        for sizes in (self.read, promised, *[one.sizes for one in self._running.values()]):
+            for tier, size in sizes.items():
+                queued[tier] += size
+        return queued
 
     def begin_load(self, number: int, runs: Runs, count: int) -> None:
         """Notes that a load of so many leading blocks begins."""
@@ -269,7 +277,7 @@ class LoadDecider:
 
     def begin_bytes(self, number: int, sizes: dict[str, int]) -> None:
         """Notes that a load begins, of so many bytes from each tier."""
-        queued = {tier: self._queued(tier) for tier in TIERS}
+        queued = self._queued({})
         times = (self.model.load_s(tier, queued[tier] + size) for tier, size in sizes.items())
         self._running[number] = _Running(sizes, queued, sum(times))
 
@@ -325,7 +333,7 @@ class LoadDecider:
 
     def is_loading(self, tier: str) -> bool:
         """Whether loads under way have blocks of a tier."""
-        return self._queued(tier) > self.read.get(tier, 0)
+        return any(one.sizes.get(tier) for one in self._running.values())
 
     def note_read(self, tier: str, size: int, seconds: float, *, is_whole: bool = True) -> Shown:
         """Learns how long a read of so many bytes took that nobody waited for.

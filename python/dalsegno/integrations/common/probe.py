@@ -12,10 +12,13 @@ import os
 import statistics
 import threading
 import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from dalsegno import profiles
+from dalsegno.integrations.common.settings import StoreSettings
 from dalsegno.paths import SOCKET_PREFIX
 
 # A disk is measured with so many bytes, in pieces that are read some at a time, as the store does.
@@ -31,6 +34,41 @@ MEMORY_BYTES, MEMORY_LATENCY_S = 32 << 20, 1e-4
 # computed if the one before took less than `SHORT_S`: then mostly its start was measured.
 PRODUCTS = ((128, 512, 512), (512, 1024, 1024), (4096, 4096, 4096))
 SHORT_S = 1e-3
+
+
+def profile(
+    settings: StoreSettings,
+    kind: Mapping[str, str],
+    *,
+    token_bytes: float,
+    is_cpu: bool,
+    operations: Callable[[], float | None],
+) -> profiles.Profile:
+    """Returns what is known of an engine before it has measured anything.
+
+    That is what an earlier one of its kind has measured, or else what its device and disk do in
+    less than a second: it keeps a request from waiting for a slow disk better than to load
+    whatever hits.
+
+    Args:
+        settings: The policy.
+        kind: What engines of one kind have in common; with ``layers``, and ``store``, the directory
+            of the store or the socket of its server.
+        token_bytes: Bytes of a token in the KV cache of one worker.
+        is_cpu: Whether the CPU computes.
+        operations: Measures how many operations per second the device computes, if it can.
+    """
+    folder = profiles.folder() if settings.keep_profile else None
+    is_known = bool(profiles.known_of(kind, profiles.path_of(kind, folder)))
+    is_probed = settings.load_policy != "never" and not is_known
+    prior = profiles.ComputePrior.of_shape(
+        int(kind["layers"]),
+        token_bytes,
+        is_cpu=is_cpu,
+        operations_per_s=operations() if is_probed else None,
+    )
+    measured = tiers(kind["store"]) if is_probed else {}
+    return profiles.Profile(kind, prior, folder, measured)
 
 
 def tiers(place: str) -> dict[str, tuple[float, float]]:

@@ -12,6 +12,7 @@ deliver in bursts: what a request hardly notices is too long for a step, again a
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 from dalsegno.integrations.common.wishes import Runs
@@ -69,6 +70,8 @@ class StepWaits:
 
     def allowed(self, runs: Runs) -> int:
         """Returns for how many leading blocks a step may wait."""
+        if not self._late:
+            return sys.maxsize
         count = 0
         for tier, blocks in runs:
             known = self._late.get(tier)

@@ -8,7 +8,6 @@ import sglang
 import torch
 from sglang.srt import runtime_context
 
-from dalsegno import profiles
 from dalsegno.integrations.common import probe
 from dalsegno.integrations.common.deciding import Engine, LoadDecider
 from dalsegno.integrations.sglang.pools import PoolPages
@@ -20,10 +19,6 @@ CHUNK = 8192
 
 def decider(settings: HiCacheSettings, config: Any, pages: PoolPages) -> LoadDecider:
     """Creates what decides for an engine.
-
-    Until its steps are measured, it knows what an earlier engine of the kind has measured, or else
-    what the device and the disk do in less than a second: that keeps a request from waiting for a
-    slow disk better than to load whatever hits.
 
     Args:
         settings: Of the backend.
@@ -43,24 +38,18 @@ def decider(settings: HiCacheSettings, config: Any, pages: PoolPages) -> LoadDec
         "ranks": str(config.tp_size * config.pp_size),
         "store": place,
     }
-    folder = profiles.folder() if settings.keep_profile else None
-    is_known = bool(profiles.known_of(kind, profiles.path_of(kind, folder)))
-    is_probed = settings.load_policy == "auto" and not is_known
     device = torch.device("cuda") if is_gpu and torch.cuda.is_initialized() else None
     dtype = getattr(pool, "dtype", torch.float32)
     # A cache of bytes is not computed in bytes.
     dtype = dtype if dtype.is_floating_point and dtype.itemsize > 1 else torch.bfloat16
     has_device = device is not None or not is_gpu
-    prior = profiles.ComputePrior.of_shape(
-        layers,
-        page_bytes / pages.page_tokens,
+    profile = probe.profile(
+        settings,
+        kind,
+        token_bytes=page_bytes / pages.page_tokens,
         is_cpu=not is_gpu,
-        operations_per_s=probe.operations_per_s(dtype, device)
-        if is_probed and has_device
-        else None,
+        operations=lambda: probe.operations_per_s(dtype, device) if has_device else None,
     )
-    tiers = probe.tiers(place) if is_probed else {}
-    profile = profiles.Profile(kind, prior, folder, tiers)
     engine = Engine(layers, page_bytes, pages.page_tokens, _chunk())
     return LoadDecider(settings, engine, profile)
 

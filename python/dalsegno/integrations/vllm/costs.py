@@ -8,7 +8,6 @@ import torch
 import vllm
 from vllm.platforms import current_platform
 
-from dalsegno import profiles
 from dalsegno.integrations.common import probe
 from dalsegno.integrations.common.deciding import Engine, LoadDecider
 from dalsegno.integrations.common.settings import StoreSettings
@@ -45,19 +44,15 @@ def create_decider(
         "store": store,
         **further,
     }
-    place = profiles.folder() if settings.keep_profile else None
-    is_known = bool(profiles.known_of(kind, profiles.path_of(kind, place)))
-    is_probed = settings.load_policy != "never" and not is_known
-    prior = profiles.ComputePrior.of_shape(
-        engine.layers,
-        token_bytes,
-        is_cpu=platform is choice.Platform.CPU,
-        operations_per_s=(
-            probe.operations_per_s(model.dtype, _gpu(platform)) if is_probed else None
-        ),
+    is_cpu, gpu = platform is choice.Platform.CPU, _gpu(platform)
+    profile = probe.profile(
+        settings,
+        kind,
+        token_bytes=token_bytes,
+        is_cpu=is_cpu,
+        operations=lambda: probe.operations_per_s(model.dtype, gpu),
     )
-    tiers = probe.tiers(store) if is_probed else {}
-    return LoadDecider(settings, engine, profiles.Profile(kind, prior, place, tiers))
+    return LoadDecider(settings, engine, profile)
 
 
 def _device(platform: choice.Platform) -> str:
