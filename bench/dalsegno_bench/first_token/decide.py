@@ -4,7 +4,8 @@
 the same store behind `dalsegno serve`, over its socket. Runs of blocks alternate between the pool
 and the log. `decide` takes that answer, merges it over 1 and 8 ranks and decides, as vLLM's direct
 path does. A Rust program measures the decision alone. The baseline of `locate` is `probe` of the
-same blocks.
+same blocks. `echo` is what any server costs here: a process reads as many bytes from a socket as
+the blocks' names have, and answers.
 
 All calls take turns in rounds. The garbage collector of Python runs as it does in an engine.
 """
@@ -17,6 +18,7 @@ import gc
 import json
 import os
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
@@ -63,6 +65,17 @@ MOST_READ = 2048
 
 Located = Sequence[Mapping[str, Any]]
 Call = Callable[[], object]
+
+# Answers every so many bytes of the socket on standard input, until that is closed.
+ECHO = """
+import socket, sys
+peer, size = socket.socket(fileno=0), int(sys.argv[1])
+memory = memoryview(bytearray(size))
+while (got := peer.recv_into(memory)):
+    while got < size:
+        got += peer.recv_into(memory[got:])
+    peer.sendall(b"here")
+"""
 
 
 class Times:
@@ -196,6 +209,23 @@ def stores(
         yield calls, located
 
 
+@contextlib.contextmanager
+def echoing(size: int) -> Iterator[Call]:
+    """Runs a process that answers messages of so many bytes; yields the call that sends one."""
+    here, there = socket.socketpair()
+    message = bytes(size)
+    with here, there, subprocess.Popen([sys.executable, "-c", ECHO, str(size)], stdin=there):
+        there.close()
+
+        def call() -> None:
+            here.sendall(message)
+            if not here.recv(16):
+                raise RuntimeError("the process that answers has ended")
+
+        yield call
+        here.close()
+
+
 def chosen_in_rust(blocks: int, runs: int, calls: int) -> dict[str, float]:
     """Returns the figures of the decision alone, from the Rust program.
 
@@ -218,8 +248,9 @@ def run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     in_rust = chosen_in_rust(options.blocks, options.runs, options.calls)
     chain = [hash_of(number) for number in range(options.blocks)]
     times = Times()
-    with stores(folder, chain, options.runs) as (of_stores, located):
-        calls = {**of_stores, **decisions(located)}
+    size = sum(map(len, chain))
+    with stores(folder, chain, options.runs) as (of_stores, located), echoing(size) as echo:
+        calls = {**of_stores, "echo": echo, **decisions(located)}
         for _ in range(options.rounds):
             for name, call in calls.items():
                 times.measure(name, call, -(-options.calls // options.rounds))
