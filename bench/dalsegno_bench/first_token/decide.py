@@ -214,7 +214,8 @@ def echoing(size: int) -> Iterator[Call]:
     """Runs a process that answers messages of so many bytes; yields the call that sends one."""
     here, there = socket.socketpair()
     message = bytes(size)
-    with here, there, subprocess.Popen([sys.executable, "-c", ECHO, str(size)], stdin=there):
+    command = [sys.executable, "-c", ECHO, str(size)]
+    with there, subprocess.Popen(command, stdin=there.fileno()):
         there.close()
 
         def call() -> None:
@@ -222,8 +223,9 @@ def echoing(size: int) -> Iterator[Call]:
             if not here.recv(16):
                 raise RuntimeError("the process that answers has ended")
 
-        yield call
-        here.close()
+        # The process ends when its peer is closed.
+        with here:
+            yield call
 
 
 def chosen_in_rust(blocks: int, runs: int, calls: int) -> dict[str, float]:
