@@ -245,7 +245,9 @@ class CostModel:
             seconds: How long it took.
         """
 
-    def note_load(self, tier: str, size: float, seconds: float) -> None:
+    def note_load(
+        self, tier: str, size: float, seconds: float
+    ) -> Literal["nothing", "surprise", "change"]:
         """Learns that a load took so many seconds.
 
         Args:
@@ -253,12 +255,15 @@ class CostModel:
             size: Bytes of the load, and those that were queued for the tier before it.
             seconds: How long it took.
 
+        Returns:
+            As :meth:`note_read`.
+
         Raises:
             InvalidError: There is no such tier.
         """
 
     def note_read(
-        self, tier: str, size: float, seconds: float
+        self, tier: str, size: float, seconds: float, *, whole: bool = True
     ) -> Literal["nothing", "surprise", "change"]:
         """Learns that a read took so many seconds for which nobody waited.
 
@@ -266,6 +271,7 @@ class CostModel:
             tier: ``dram``, ``log`` or ``far``.
             size: Bytes.
             seconds: How long it took.
+            whole: Whether it was not given up after that.
 
         Returns:
             ``nothing`` new, a ``surprise`` that another read has to confirm, or a ``change``.

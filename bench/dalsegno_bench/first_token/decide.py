@@ -73,7 +73,9 @@ peer, size = socket.socket(fileno=0), int(sys.argv[1])
 memory = memoryview(bytearray(size))
 while (got := peer.recv_into(memory)):
     while got < size:
-        got += peer.recv_into(memory[got:])
+        if not (more := peer.recv_into(memory[got:])):
+            sys.exit()
+        got += more
     peer.sendall(b"here")
 """
 

@@ -173,8 +173,8 @@ pub(crate) fn merge_located<'py>(
         .collect::<PyResult<_>>()?;
     // No name is created twice.
     let names = BlockTier::ALL.map(|tier| PyString::intern(py, tier.name()));
-    let named = |run: TierRun| (names[run.tier as usize].clone(), run.blocks);
-    Ok(farthest_runs(&ranks, found).into_iter().map(named).collect())
+    let pair = |run: TierRun| (names[run.tier as usize].clone(), run.blocks);
+    Ok(farthest_runs(&ranks, found).into_iter().map(pair).collect())
 }
 
 fn positive(name: &str, value: f64) -> PyResult<f64> {
@@ -182,6 +182,14 @@ fn positive(name: &str, value: f64) -> PyResult<f64> {
         return Ok(value);
     }
     Err(InvalidError::new_err(format!("{name} must be a positive number, got {value:?}")))
+}
+
+fn name_of(shown: Shown) -> &'static str {
+    match shown {
+        Shown::Nothing => "nothing",
+        Shown::Surprise => "surprise",
+        Shown::Change => "change",
+    }
 }
 
 /// What was learned of one kind of work.
@@ -244,11 +252,13 @@ impl PyCostModel {
     ///     size: Bytes of the load, and those that were queued for the tier before it.
     ///     seconds: How long it took.
     ///
+    /// Returns:
+    ///     As :meth:`note_read`.
+    ///
     /// Raises:
     ///     InvalidError: There is no such tier.
-    fn note_load(&self, tier: &str, size: f64, seconds: f64) -> PyResult<()> {
-        self.model.lock().note_load(tier_of(tier)?, size, seconds);
-        Ok(())
+    fn note_load(&self, tier: &str, size: f64, seconds: f64) -> PyResult<&'static str> {
+        Ok(name_of(self.model.lock().note_load(tier_of(tier)?, size, seconds)))
     }
 
     /// Learns that a read took so many seconds for which nobody waited.
@@ -257,18 +267,22 @@ impl PyCostModel {
     ///     tier: ``dram``, ``log`` or ``far``.
     ///     size: Bytes.
     ///     seconds: How long it took.
+    ///     whole: Whether it was not given up after that.
     ///
     /// Returns:
     ///     ``nothing`` new, a ``surprise`` that another read has to confirm, or a ``change``.
     ///
     /// Raises:
     ///     InvalidError: There is no such tier.
-    fn note_read(&self, tier: &str, size: f64, seconds: f64) -> PyResult<&'static str> {
-        Ok(match self.model.lock().note_read(tier_of(tier)?, size, seconds) {
-            Shown::Nothing => "nothing",
-            Shown::Surprise => "surprise",
-            Shown::Change => "change",
-        })
+    #[pyo3(signature = (tier, size, seconds, *, whole=true))]
+    fn note_read(
+        &self,
+        tier: &str,
+        size: f64,
+        seconds: f64,
+        whole: bool,
+    ) -> PyResult<&'static str> {
+        Ok(name_of(self.model.lock().note_read(tier_of(tier)?, size, seconds, whole)))
     }
 
     /// Learns that a sample of a tier was early.

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dalsegno.integrations.common.deciding import Decision, Engine, LoadDecider
-from dalsegno.integrations.common.rereads import LEAST_S, MUCH, Turns
+from dalsegno.integrations.common.rereads import LEAST_S, Turns
 from dalsegno.integrations.common.settings import StoreSettings
 from dalsegno.integrations.common.steps import StepTime, work_of
 from dalsegno.integrations.common.wishes import Wish, part
@@ -294,19 +294,17 @@ class World:
     def _read_again(self, runs: list[tuple[str, int]], computed_s: float) -> None:
         """Reads some declined blocks while the request is computed, as the direct path does."""
         tier, blocks = max(runs, key=lambda run: run[1])
-        is_sample, each = self._turns.is_sample(tier), ENGINE.block_bytes
-        count = self._turns.count(tier, blocks, each, is_sample=is_sample)
-        time, limit_s, whole = self.costs.tiers[tier], max(computed_s, LEAST_S), count
-        taken_s = min(limit_s, time(count * each))
-        while count and time(count * each) > limit_s:
-            count -= 1
-        if not count or MUCH * count < whole:
+        kind = self._turns.begin(tier)
+        size = self._turns.count(kind, tier, blocks, ENGINE.block_bytes) * ENGINE.block_bytes
+        taken_s, limit_s = self.costs.tiers[tier](size), max(computed_s, LEAST_S)
+        is_whole, seconds = taken_s <= limit_s, self.clock(min(taken_s, limit_s))
+        if not size or not (is_whole or kind == "large"):
             return
-        if not is_sample:
-            seconds, is_whole = self.clock(taken_s), count == whole
-            shown = self.decides.note_read(tier, count * each, seconds, is_whole=is_whole)
-            self._turns.note_read(tier, shown)
-        elif self.decides.note_sample(tier, count * each, self.clock(taken_s)):
+        if kind != "sample":
+            is_early = self.decides.is_early(tier, size, seconds)
+            shown = self.decides.note_read(tier, size, seconds, is_whole=is_whole)
+            self._turns.note_read(tier, kind, shown, is_early=is_early)
+        elif self.decides.note_sample(tier, size, seconds):
             self._turns.note_early(tier)
 
     def _measure_steps(self, begin: int, prompt: int) -> None:

@@ -5,6 +5,7 @@ Each case serves random requests in virtual time and compares what came of them 
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import json
 import math
@@ -40,9 +41,9 @@ WHOLE_BYTES = 64 << 20
 # Bursts: a prompt that a disk loads so many times faster than it is computed, a time limit that no
 # load reaches, and how often steps may be late of so many requests.
 PROMPT, LONG_S = 3072, 1e3
-# A disk at so many times the rate at which loading takes as long as computing, for some requests;
-# and how much later than with the better policy counts.
-SLOW, FAST, WORSE = (0.25, 30), (4.0, 12), 1.3
+# A disk at so many times the rate at which loading takes as long as computing; and how much later
+# than with the better policy counts.
+SLOW, FAST, WORSE = 0.25, 4.0, 1.3
 FEW_FAILED, LATE_PART, NEAR = 7, 0.05, 1.06
 
 each_world = pytest.mark.parametrize(
@@ -259,12 +260,19 @@ def test_a_disk_that_brings_bytes_in_bursts_is_used_ahead_and_late_for_few_steps
 
 @each_world
 @pytest.mark.parametrize("disk", [lambda rate: affine(1e-3, rate), throttled])
+@pytest.mark.parametrize(("slow", "blocks"), [(30, 63), (11, 31), (12, 31), (13, 31)])
 def test_two_requests_are_late_after_a_disk_became_faster_than_it_has_been_for_long(
-    *, seed: int, in_steps: bool, disk: Callable[[float], Callable[[float], float]]
+    *,
+    seed: int,
+    in_steps: bool,
+    disk: Callable[[float], Callable[[float], float]],
+    slow: int,
+    blocks: int,
 ) -> None:
     engine = World(decider(load_timeout_s=LONG_S), seed, in_steps=in_steps)
     engine.costs.slower, engine.most_load_s = 15.0, LONG_S
-    crossover = PROMPT // 16 * ENGINE.block_bytes / engine.costs.compute(0, PROMPT)
+    prompt = 16 * (blocks + 1)
+    crossover = prompt // 16 * ENGINE.block_bytes / engine.costs.compute(0, prompt)
 
     def serve(times: float, prompt: int, blocks: int) -> Served:
         engine.costs.tiers["log"] = disk(times * crossover)
@@ -273,11 +281,11 @@ def test_two_requests_are_late_after_a_disk_became_faster_than_it_has_been_for_l
 
     for times in (4.0, 2.0, 1.0, 0.5, 0.25):
         for _ in range(6):
-            for prompt in (PROMPT // 3, PROMPT):
-                serve(times, prompt, prompt // 32)
-                serve(times, prompt, (prompt - 1) // 16)
-    for times, count in (SLOW, FAST, SLOW, FAST):
-        served = [serve(times, PROMPT // 3, PROMPT // 48 - 1) for _ in range(count)]
+            for tokens in (prompt, 3 * prompt):
+                serve(times, tokens, tokens // 32)
+                serve(times, tokens, (tokens - 1) // 16)
+    for times, count in ((SLOW, slow), (FAST, 12), (SLOW, slow), (FAST, 12)):
+        served = [serve(times, prompt, blocks) for _ in range(count)]
         best_s = [min(one.computed_s, one.loaded_s) for one in served]
         late = [
             (at, one.decision)
@@ -305,6 +313,17 @@ def size_of(engine: World) -> int:
     """Returns how long a description of all that was learned is, about."""
     learned: Any = engine.decides.model.explain()
     return len(json.dumps(learned)) // 100
+
+
+def test_another_engine_is_decided_for_at_once() -> None:
+    """LMCache says with each lookup how large chunks are."""
+    decides, wish = decider(), Wish([("log", 64)], 0, 64 * ENGINE.block_tokens + 1)
+    before = decides.loss_s(wish)
+    assert before < 0
+    decides.engine = dataclasses.replace(ENGINE, block_bytes=100 * ENGINE.block_bytes)
+    assert decides.loss_s(wish) - before == pytest.approx(99 * 64 * ENGINE.block_bytes / 3e9)
+    decides.engine = dataclasses.replace(ENGINE, block_tokens=1)
+    assert decides.loss_s(wish) > before
 
 
 def test_memory_does_not_grow_with_requests() -> None:

@@ -71,6 +71,7 @@ def steady(decides: LoadDecider) -> None:
     """Lets reads and samples take as long as is expected, and show nothing."""
     decides.note_read = lambda *_, **__: "nothing"  # type: ignore[method-assign]
     decides.note_sample = lambda *_: False  # type: ignore[method-assign]
+    decides.is_early = lambda *_: False  # type: ignore[method-assign]
 
 
 def test_a_quarter_is_read_one_read_at_a_time_and_little_in_the_end() -> None:
@@ -125,6 +126,12 @@ def test_what_a_read_has_shown_decides_how_much_the_next_ones_read() -> None:
     # A change is measured as if it was the beginning.
     decides.note_read = lambda *_, **__: "change"  # type: ignore[method-assign]
     assert counts(40) == [16, 4] * 20
+    # Small reads that are early say little.
+    decides.is_early = lambda *_: True  # type: ignore[method-assign]
+    decides.note_read = lambda *_, **__: "nothing"  # type: ignore[method-assign]
+    before = counts(34)
+    assert before[:2] == [16, 4]
+    assert before[2:16] == [16] * 14
 
 
 def test_what_was_read_is_learned_and_what_was_not_is_not() -> None:
@@ -141,24 +148,26 @@ def test_what_was_read_is_learned_and_what_was_not_is_not() -> None:
     assert decides.model.load_s("log", 16 * 4096) >= 0.01
 
 
-def test_a_read_that_is_given_up_shows_how_long_the_blocks_took_that_it_brought() -> None:
+def test_a_large_read_that_is_given_up_took_at_least_so_long() -> None:
     decides, space = decider(), Space()
     rereads, learned = Rereads(decides), list[tuple[Any, ...]]()
 
     def note(tier: str, size: int, seconds: float, *, is_whole: bool) -> Shown:
-        learned.append((tier, size, is_whole, seconds))
+        learned.append((tier, size // 4096, is_whole, seconds))
         return "nothing"
 
     decides.note_read = note  # type: ignore[method-assign, assignment]
-    for missing, waited_s in ((1, 0.0), (1, 0.06), (13, 0.06), (0, 0.0), (16, 0.06)):
+    # Every second one is small.
+    for missing, waited_s in ((1, 0.0), (1, 0.06), (16, 0.06), (0, 0.0), (1, 0.06)):
         rereads.offer([space], CHAIN, RUNS, 0.001)
         time.sleep(waited_s)
         transfer = space.reads[-1]
         transfer.there = [at >= missing for at in range(len(transfer.there))]
         transfer.end()
         rereads.take()
-    # Of the first one a block was not there any more, and two brought less than a quarter.
-    assert [one[:3] for one in learned] == [("log", 3 * 4096, False), ("log", 4 * 4096, True)]
+    # Of the first one a block was not there any more.
+    expected = [("log", 16, False), ("log", 4, True), ("log", 16, False)]
+    assert [one[:3] for one in learned] == expected
     assert 0.06 <= learned[0][-1] < 10
 
 

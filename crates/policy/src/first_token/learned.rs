@@ -117,6 +117,15 @@ impl<const TERMS: usize> Learned<TERMS> {
 
     /// Learns that work took so long; returns what that has shown.
     pub fn note(&mut self, terms: &[f64; TERMS], seconds: f64) -> Shown {
+        self.note_work(terms, seconds, true)
+    }
+
+    /// The same of work that may be early for another reason, as it is short: it confirms no other one that was early.
+    pub fn note_short(&mut self, terms: &[f64; TERMS], seconds: f64) -> Shown {
+        self.note_work(terms, seconds, false)
+    }
+
+    fn note_work(&mut self, terms: &[f64; TERMS], seconds: f64, confirms: bool) -> Shown {
         let expected = self.regression.time(terms);
         if !(is_time(seconds) && expected > 0.0) {
             self.regression.note(terms, seconds);
@@ -127,11 +136,13 @@ impl<const TERMS: usize> Learned<TERMS> {
         let precedents = self.recent.precedents(expected, was_surprise, time);
         let side = side_of(expected, seconds);
         let surprise = side.filter(|side| side.is_new(seconds, precedents));
-        let has_changed = match side {
-            // A delay that is usual confirms nothing.
-            Some(Surprise::Late) => surprise.is_some() && side == self.surprise,
-            _ => side.is_some() && side == self.surprise,
-        };
+        let is_again = side.is_some() && side == self.surprise;
+        let has_changed = is_again
+            && match side {
+                // A delay that is usual confirms nothing.
+                Some(Surprise::Late) => surprise.is_some(),
+                _ => confirms,
+            };
         if has_changed {
             let ratio = seconds / expected;
             self.regression.scale(ratio);
@@ -139,7 +150,9 @@ impl<const TERMS: usize> Learned<TERMS> {
             self.drifts += 1;
         }
         let is_first = self.measured <= TERMS as u64;
-        self.surprise = surprise.filter(|_| !has_changed);
+        // What is too short to confirm a surprise leaves it.
+        let still = side.filter(|side| is_again && *side == Surprise::Early);
+        self.surprise = surprise.or(still).filter(|_| !has_changed);
         let is_clear = has_changed || is_first || self.single == Single::Learned;
         if is_clear || self.surprise.is_none() {
             // What has happened before, and is far off, moves what was learned by a step.
@@ -161,16 +174,14 @@ impl<const TERMS: usize> Learned<TERMS> {
     }
 
     /// Learns that other work was early, of which the time says nothing: if the next measurement is early, the work has
-    /// changed. Returns whether nothing else waits to be confirmed.
-    pub fn note_early_hint(&mut self) -> bool {
-        let is_hint = self.surprise.is_none();
+    /// changed.
+    pub fn note_early_hint(&mut self) {
         self.surprise.get_or_insert(Surprise::Early);
-        is_hint
     }
 
-    /// Forgets that the last measurement was early, or a hint: the next one would not confirm it.
-    pub fn forget_early(&mut self) {
-        self.surprise = self.surprise.filter(|one| *one != Surprise::Early);
+    /// Whether something was early that the next measurement may confirm.
+    pub fn is_early(&self) -> bool {
+        self.surprise == Some(Surprise::Early)
     }
 
     /// Whether work is short, compared with one of the newest ones: it may be early for that reason.
@@ -181,7 +192,7 @@ impl<const TERMS: usize> Learned<TERMS> {
 
     /// Learns that work was given up.
     pub fn note_given_up(&mut self) {
-        self.forget_early();
+        self.surprise = self.surprise.filter(|one| *one != Surprise::Early);
         self.usual.high = self.usual.high.max(GIVEN_UP);
     }
 }

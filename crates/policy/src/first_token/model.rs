@@ -46,13 +46,19 @@ impl CostModel {
     }
 
     /// Learns that a load from one tier took so many seconds; see [`TransferModel::note`].
-    pub fn note_load(&mut self, tier: BlockTier, bytes: f64, seconds: f64) {
-        self.tiers[tier as usize].note(bytes, seconds);
+    pub fn note_load(&mut self, tier: BlockTier, bytes: f64, seconds: f64) -> Shown {
+        self.tiers[tier as usize].note(bytes, seconds)
     }
 
-    /// Learns that a read for which nobody waited took so many seconds; see [`TransferModel::note_read`].
-    pub fn note_read(&mut self, tier: BlockTier, bytes: f64, seconds: f64) -> Shown {
-        self.tiers[tier as usize].note_read(bytes, seconds)
+    /// Learns that a read for which nobody waited took so many seconds, or more; see [`TransferModel::note_read`].
+    pub fn note_read(
+        &mut self,
+        tier: BlockTier,
+        bytes: f64,
+        seconds: f64,
+        is_whole: bool,
+    ) -> Shown {
+        self.tiers[tier as usize].note_read(bytes, seconds, is_whole)
     }
 
     /// Learns that a sample of a tier was early; see [`TransferModel::note_early_sample`].
@@ -113,13 +119,12 @@ impl CostModel {
             let tier = self.tier(run.tier);
             let latency_s = if is_first { tier.usual_s(before) } else { 0.0 };
             let block_s = tier.more_s(before, bytes);
-            // Else an earlier run counts it.
-            let large = tier.large().filter(|large| is_first || before < large.least);
-            let large = large.map(|large| LargeLoads {
+            let large = tier.large().map(|large| LargeLoads {
                 least: large.least / bytes,
                 seen: large.seen / bytes,
                 before: before / bytes,
-                ..large
+                counted_s: if is_first { 0.0 } else { large.late_s(before) },
+                late_s: large.late_s,
             });
             Run { blocks: run.blocks, latency_s, block_s, large }
         };

@@ -50,17 +50,20 @@ pub(super) struct Precedents {
 pub(super) struct Recent<const TERMS: usize> {
     ring: [Option<Compared<TERMS>>; KEPT],
     next: usize,
+    /// Measurements since the work has changed. How fast it was before says nothing.
+    since: usize,
 }
 
 impl<const TERMS: usize> Recent<TERMS> {
     pub(super) fn new() -> Self {
-        Self { ring: [None; KEPT], next: 0 }
+        Self { ring: [None; KEPT], next: 0, since: 0 }
     }
 
     /// Work takes so many times as long. The last measurement is forgotten: it was the first one after the change.
     pub(super) fn change(&mut self, ratio: f64) {
         self.next = self.place(1);
         self.ring[self.next] = None;
+        self.since = 0;
         // Delays of slower work say nothing. Those of faster work may be what they were.
         let ratio = ratio.min(1.0);
         for one in self.ring.iter_mut().flatten() {
@@ -72,6 +75,7 @@ impl<const TERMS: usize> Recent<TERMS> {
     pub(super) fn push(&mut self, terms: [f64; TERMS], expected: f64, measured: f64) {
         self.ring[self.next] = Some(Compared { terms, expected, measured });
         self.next = (self.next + 1) % KEPT;
+        self.since = NEWEST.min(self.since + 1);
     }
 
     /// Where the last measurement is, or one so many places back.
@@ -109,7 +113,7 @@ impl<const TERMS: usize> Recent<TERMS> {
                 found.longest = found.longest.max(one.measured);
                 found.delay = found.delay.max(one.measured - now_s);
             }
-            if back <= NEWEST && expected <= COMPARABLE * now_s {
+            if back <= self.since && expected <= COMPARABLE * now_s {
                 found.shortest = found.shortest.min(one.measured);
             }
         }

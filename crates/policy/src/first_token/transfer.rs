@@ -6,7 +6,7 @@
 //! 2. A load that was given up or late is believed for its size: until others were measured, each that is at least half
 //!    as large is predicted to be as late. Each time in a row it takes four times as many of them, at most
 //!    [`MOST_NEEDED`], so a tier that is fast for small loads only costs few late requests. If the tier has become
-//!    faster since then, one is tried at once, and soon if reads are late as well.
+//!    faster since then, one is tried after at most [`MORE_NEEDED`] measurements, and soon if reads are late as well.
 //! 3. That a read was early is confirmed by one that is at least half as large, and that a sample was by a read that
 //!    is at least [`SAMPLES`] times as large: few bytes may come at once.
 
@@ -77,19 +77,22 @@ pub struct LargeLoads {
     pub seen: f64,
     /// Seconds by which that took longer.
     pub late_s: f64,
-    /// What is queued before a load: it arrives with it.
+    /// What is queued before a load, or in earlier runs of it: it arrives with it.
     pub before: f64,
+    /// Seconds that count for the earlier runs already.
+    pub counted_s: f64,
 }
 
 impl LargeLoads {
     /// The seconds by which a load of this size takes longer: larger ones in proportion, smaller ones by as much.
     pub(super) fn late_s(&self, size: f64) -> f64 {
         let size = self.before + size;
-        if size < self.least {
+        let late_s = if size < self.least {
             0.0
         } else {
             self.late_s * (size / self.seen).clamp(1.0, MOST_TIMES)
-        }
+        };
+        late_s - self.counted_s
     }
 }
 
@@ -101,7 +104,9 @@ pub struct TransferModel {
     proven: Option<Proven>,
     /// None if the last large load was neither given up nor late.
     doubt: Option<Doubt>,
-    /// Bytes of a read that can confirm that the last one was early, or a sample, at least.
+    /// Bytes of the last sample, if it was early and nothing was measured since.
+    hint: Option<f64>,
+    /// Bytes of a measurement that can confirm that the last one was early, at least.
     confirms: f64,
 }
 
@@ -111,27 +116,35 @@ impl TransferModel {
     pub fn new(prior: TransferPrior) -> Self {
         let prior = [prior.latency_s, 1.0 / prior.bytes_per_s.max(1.0)];
         let learned = Learned::new(prior, SPREAD, Single::Remembered);
-        Self { learned, proven: None, doubt: None, confirms: 0.0 }
+        Self { learned, proven: None, doubt: None, hint: None, confirms: 0.0 }
     }
 
     /// Learns that a load took so many seconds.
     ///
     /// `bytes` are its own and those that were queued before it, as they take turns.
-    pub fn note(&mut self, bytes: f64, seconds: f64) {
+    pub fn note(&mut self, bytes: f64, seconds: f64) -> Shown {
         if is_time(seconds) && bytes > 0.0 {
             self.compare(bytes, seconds);
         }
-        // Some disks have a few bytes at once.
-        if bytes < self.confirms || self.learned.is_short(&[1.0, bytes]) {
-            self.learned.forget_early();
-        }
-        self.learn(bytes, seconds);
+        let is_short = self.learned.is_short(&[1.0, bytes]);
+        self.learn(bytes, seconds, is_short)
     }
 
-    fn learn(&mut self, bytes: f64, seconds: f64) -> Shown {
-        let before_s = self.learned.time(&[1.0, bytes]);
-        let shown = self.learned.note(&[1.0, bytes], seconds);
-        self.confirms = CONFIRMS * bytes;
+    fn learn(&mut self, bytes: f64, seconds: f64, is_short: bool) -> Shown {
+        let terms = [1.0, bytes];
+        if self.hint.take().is_some_and(|sample| bytes >= SAMPLES * sample) {
+            self.learned.note_early_hint();
+            self.confirms = 0.0;
+        }
+        let before_s = self.learned.time(&terms);
+        // Some disks have a few bytes at once.
+        let is_short = self.learned.is_early() && (is_short || bytes < self.confirms);
+        let shown = if is_short {
+            self.learned.note_short(&terms, seconds)
+        } else {
+            self.confirms = CONFIRMS * bytes;
+            self.learned.note(&terms, seconds)
+        };
         if shown == Shown::Change && seconds < before_s {
             self.note_faster(seconds / before_s);
         }
@@ -162,10 +175,15 @@ impl TransferModel {
         }
     }
 
-    /// Learns that a read for which nobody waited took so many seconds. It may be faster than loads are, of which there
-    /// may be many at once. So it makes no large load certain: it only lets one be tried again.
-    pub fn note_read(&mut self, bytes: f64, seconds: f64) -> Shown {
-        let is_late = is_time(seconds) && seconds > LATE * self.learned.time(&[1.0, bytes]);
+    /// Learns that a read for which nobody waited took so many seconds, or at least so many if it was given up: then it
+    /// may only show that the tier is slower. It may be faster than loads are, of which there may be many at once. So
+    /// it makes no large load certain: it only lets one be tried again.
+    pub fn note_read(&mut self, bytes: f64, seconds: f64, is_whole: bool) -> Shown {
+        let expected = self.learned.time(&[1.0, bytes]);
+        if !is_whole && seconds < expected {
+            return Shown::Nothing;
+        }
+        let is_late = is_time(seconds) && seconds > LATE * expected;
         if let Some(doubt) = &mut self.doubt {
             doubt.late_reads = if is_late { doubt.late_reads + 1 } else { 0 };
             if doubt.late_reads >= LATE_READS {
@@ -174,22 +192,18 @@ impl TransferModel {
             }
             doubt.left = doubt.left.min(doubt.needed).saturating_sub(1);
         }
-        if bytes < self.confirms {
-            self.learned.forget_early();
-        }
-        self.learn(bytes, seconds)
+        self.learn(bytes, seconds, false)
     }
 
     /// Learns that a sample of so many bytes was early; see [`Learned::note_early_hint`].
     pub fn note_early_sample(&mut self, bytes: f64) {
-        if self.learned.note_early_hint() {
-            self.confirms = SAMPLES * bytes;
-        }
+        self.hint = Some(bytes);
     }
 
     /// Learns that a step did not wait any longer for a load. That says little of how long requests would wait: until a
     /// load or a read is measured, no load is predicted to be worth it.
     pub fn note_late_in_step(&mut self) {
+        self.hint = None;
         self.learned.note_given_up();
         self.proven = Some(Proven { bytes: 0.0, byte_s: 0.0 });
     }
@@ -211,6 +225,8 @@ impl TransferModel {
             Some(doubt) => {
                 let is_retry = doubt.left == 0;
                 doubt.left = doubt.left.saturating_sub(1);
+                // Reads that are late do not mean that all is.
+                doubt.late_reads = 0;
                 if was_late {
                     self.note_late(bytes, seconds);
                 } else if is_retry && bytes >= doubt.bytes {
@@ -261,7 +277,13 @@ impl TransferModel {
         let doubt = self.doubt.filter(|doubt| doubt.left > 0)?;
         let (bytes, seconds) = doubt.last;
         let late_s = (seconds - self.usual_s(bytes)).max(0.0);
-        Some(LargeLoads { least: doubt.bytes / 2.0, seen: bytes, late_s, before: 0.0 })
+        Some(LargeLoads {
+            least: doubt.bytes / 2.0,
+            seen: bytes,
+            late_s,
+            before: 0.0,
+            counted_s: 0.0,
+        })
     }
 
     fn proven_byte_s(&self) -> f64 {

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
-from dalsegno import _native
+from dalsegno import LoadTerms
 from dalsegno.integrations.common.settings import StoreSettings
 from dalsegno.integrations.common.step_waits import StepWaits
 from dalsegno.integrations.common.steps import StepTime
@@ -119,7 +119,6 @@ class LoadDecider:
 
     Attributes:
         model: What was learned of it.
-        engine: What the engine computes and loads.
         profile: Where it is kept.
         read: The bytes, by tier, of a read under way for which no request waits.
     """
@@ -132,14 +131,24 @@ class LoadDecider:
             engine: What the engine computes and loads.
             profile: What is known of it.
         """
-        self._settings, self.engine, self.profile = settings, engine, profile
-        self._terms = self._terms_of(engine.block_bytes, engine.block_tokens)
+        self._settings, self.profile = settings, profile
+        self.engine = engine
         self.model: Any = profile.model()
         self._running: dict[int, _Running] = {}
         self.read: Mapping[str, int] = {}
         self._step_waits = StepWaits()
         # Steps of prompts that were measured here, and how long the last step took.
         self._steps, self._last_step_s = 0, 0.0
+
+    @property
+    def engine(self) -> Engine:
+        """What the engine computes and loads."""
+        return self._engine
+
+    @engine.setter
+    def engine(self, engine: Engine) -> None:
+        self._engine = engine
+        self._terms = self._terms_of(engine.block_bytes, engine.block_tokens)
 
     def decide(self, wish: Wish) -> Decision:
         """Decides what is loaded of what could be."""
@@ -208,9 +217,9 @@ class LoadDecider:
             load_all=load_all,
         )
 
-    def _terms_of(self, block_bytes: int, block_tokens: int) -> Any:
+    def _terms_of(self, block_bytes: int, block_tokens: int) -> LoadTerms:
         """Returns what is the same in all decisions about blocks of a size."""
-        return _native.LoadTerms(
+        return LoadTerms(
             block_bytes=block_bytes,
             block_tokens=block_tokens,
             chunk=self.engine.chunk,
@@ -322,8 +331,10 @@ class LoadDecider:
             slowest = farthest(expected)
         own_s = seconds - sum(expected[tier] for tier in expected if tier != slowest)
         if is_whole and own_s > 0:
-            self.model.note_load(slowest, sizes[slowest], own_s)
-            if was_in_time:
+            shown = self.model.note_load(slowest, sizes[slowest], own_s)
+            if shown == "change":
+                self._step_waits.note_change(slowest)
+            elif was_in_time:
                 self._step_waits.note_in_time(slowest)
         elif was_late:
             self.model.note_late_in_step(slowest)
@@ -340,9 +351,9 @@ class LoadDecider:
 
         Args:
             tier: Of which it was.
-            size: The bytes that it brought.
+            size: Its bytes.
             seconds: How long it took.
-            is_whole: Whether it was not given up.
+            is_whole: Whether it was not given up after that.
 
         Returns:
             What it has shown.
@@ -351,8 +362,14 @@ class LoadDecider:
             return "nothing"
         if is_whole and seconds <= LATE * self.model.load_s(tier, size):
             self._step_waits.note_read(tier)
-        shown: Shown = self.model.note_read(tier, size, seconds)
+        shown: Shown = self.model.note_read(tier, size, seconds, whole=is_whole)
+        if shown == "change":
+            self._step_waits.note_change(tier)
         return shown
+
+    def is_early(self, tier: str, size: int, seconds: float) -> bool:
+        """Whether so many bytes took far less time than loads of their size."""
+        return 0 < EARLY * seconds < float(self.model.load_s(tier, size))
 
     def note_sample(self, tier: str, size: int, seconds: float) -> bool:
         """Learns how long a sample took: a small read, whose time is not set against others.
@@ -360,7 +377,7 @@ class LoadDecider:
         Returns:
             Whether it was so early that the tier should be measured by larger reads.
         """
-        if not 0 < EARLY * seconds < self.model.load_s(tier, size):
+        if not self.is_early(tier, size, seconds):
             return False
         self.model.note_early_sample(tier, size)
         return True

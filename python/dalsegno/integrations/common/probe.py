@@ -12,7 +12,7 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ def profile(
     *,
     token_bytes: float,
     is_cpu: bool,
+    policies: Sequence[str],
     operations: Callable[[], float | None],
 ) -> profiles.Profile:
     """Returns what is known of an engine before it has measured anything.
@@ -56,11 +57,12 @@ def profile(
             of the store or the socket of its server.
         token_bytes: Bytes of a token in the KV cache of one worker.
         is_cpu: Whether the CPU computes.
+        policies: Values of `load_policy` with which the costs are used.
         operations: Measures how many operations per second the device computes, if it can.
     """
     folder = profiles.folder() if settings.keep_profile else None
     is_known = bool(profiles.known_of(kind, profiles.path_of(kind, folder)))
-    is_probed = settings.load_policy != "never" and not is_known
+    is_probed = settings.load_policy in policies and not is_known
     prior = profiles.ComputePrior.of_shape(
         int(kind["layers"]),
         token_bytes,

@@ -1,17 +1,18 @@
 """Reads some blocks that were not worth loading, while their request is computed.
 
-So a tier that became fast is found again after a few requests, and none waits for it.
+So a tier that became fast is found again, mostly after two requests, and none waits for it.
 
 1. One read at a time, of a quarter of the blocks and at most 64 MiB, but of one block at least,
    each with a time limit. All workers' blocks are read at once, as loads do. Its bytes count as
    queued. Every second one is a quarter as large: two sizes show the time before the first byte,
-   and that of each byte. Behind a surprise comes one of the larger size: it confirms that, or not.
+   and that of each byte. It is every sixteenth one while small ones are early. Behind a surprise
+   comes a large one, which confirms it or not. A large one that is given up took at least so long.
 2. Of the first 16 requests in a row that load nothing from a tier each is used, then one in 16. A
    read that shows that the tier has changed starts these 16 again.
 3. Between them each request reads a sixteenth of that and at least a block, a sample. Its time is
    not learned, as disks may have few bytes at once. Behind an early one the next two are used.
-   There is none where a read is of fewer than four blocks, as it would be much of that, nor of a
-   far tier, as a block that is read from there again and again is copied to the disk.
+   There is none of fewer than 16 blocks, as it would be much of them, nor of a far tier, as a block
+   that is read from there again and again is copied to the disk: that takes up to 17 requests.
 4. What was read goes nowhere: into memory that is kept for the next read. No call waits.
 """
 
@@ -22,7 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from dalsegno import DalsegnoError
 from dalsegno.integrations.common.deciding import LoadDecider, Shown
@@ -30,18 +31,20 @@ from dalsegno.integrations.common.wishes import Runs
 from dalsegno.profiles import TIERS
 
 PART, MOST_BYTES = 4, 64 << 20
-# Sizes of reads of a tier, one after the other, as parts of that.
-SIZES = (1, 4)
+# The part of that which a small read is, and of how many reads one is small; if the last small one
+# was early, as on disks that have a few bytes at once, it says little.
+SMALL, SMALL_EVERY, SMALL_SELDOM = 4, 2, 16
 # Requests in a row that are used, and of how many one is used then.
 IN_A_ROW, SELDOM = 16, 16
 # The part of a read that a sample is, and the requests that are used behind an early one.
 SAMPLE, BEHIND_EARLY = 16, 2
-# Blocks of a read of which samples are read.
-LEAST_SAMPLED = 4
-# A read that is given up shows something if it brought one of so many blocks.
-MUCH = 4
+# Fewer blocks are not sampled.
+LEAST_SAMPLED = 16
 # Seconds after which a read is given up, at least and at most.
 LEAST_S, MOST_S = 0.05, 10.0
+
+# What is read of a declined request.
+Kind = Literal["large", "small", "sample"]
 
 
 @dataclass
@@ -51,7 +54,7 @@ class _Read:
     Attributes:
         tier: What is measured.
         each: Bytes of a block, of one worker.
-        is_sample: Whether it is only a sample.
+        kind: How much is read.
         started: In seconds of the monotonic clock.
         limit_s: Seconds after which it is given up.
         transfers: The store's, one for each worker.
@@ -60,7 +63,7 @@ class _Read:
 
     tier: str
     each: int
-    is_sample: bool
+    kind: Kind
     limit_s: float
     started: float = field(default_factory=time.monotonic)
     transfers: list[Any] = field(default_factory=list)
@@ -76,41 +79,48 @@ class Turns:
 
     def __init__(self) -> None:
         """Starts without requests."""
-        # Requests whose blocks of a tier were declined since some were loaded, and reads of it.
+        # Requests whose blocks of a tier were declined since some were loaded, and large reads of
+        # it since a small one.
         self._declined: Counter[str] = Counter()
-        self._reads: Counter[str] = Counter()
+        self._large: Counter[str] = Counter()
+        # Of how many reads of it one is small.
+        self._every: dict[str, int] = {}
 
     def note_loaded(self, runs: Runs) -> None:
         """Notes that blocks are loaded: their tiers are measured by that."""
         for tier, _ in runs:
             del self._declined[tier]
 
-    def is_sample(self, tier: str) -> bool:
-        """Notes that blocks of a tier are declined; whether only a sample of them is read."""
+    def begin(self, tier: str) -> Kind:
+        """Notes that blocks of a tier are declined; returns what is read of them."""
         self._declined[tier] += 1
         number = self._declined[tier]
-        return number > IN_A_ROW and number % SELDOM != 0
+        if number > IN_A_ROW and number % SELDOM:
+            return "sample"
+        self._large[tier] = (self._large[tier] + 1) % self._every.get(tier, SMALL_EVERY)
+        return "large" if self._large[tier] else "small"
 
     def note_early(self, tier: str) -> None:
         """Notes that a sample was early: two reads, first a larger one."""
         self._declined[tier] = min(self._declined[tier], IN_A_ROW - BEHIND_EARLY)
-        self._reads[tier] = 0
+        self._large[tier] = 0
 
-    def note_read(self, tier: str, shown: Shown) -> None:
-        """Notes what a read has shown: a larger one confirms a surprise, or does not."""
+    def note_read(self, tier: str, kind: Kind, shown: Shown, *, is_early: bool) -> None:
+        """Notes what a read has shown: a large one confirms a surprise, or does not."""
+        if kind == "small" and shown == "nothing":
+            self._every[tier] = SMALL_SELDOM if is_early else SMALL_EVERY
         if shown == "surprise":
-            self._declined[tier], self._reads[tier] = min(self._declined[tier], IN_A_ROW - 1), 0
+            self._declined[tier], self._large[tier] = min(self._declined[tier], IN_A_ROW - 1), 0
         elif shown == "change":
             del self._declined[tier]
 
-    def count(self, tier: str, blocks: int, block_bytes: int, *, is_sample: bool) -> int:
+    @staticmethod
+    def count(kind: Kind, tier: str, blocks: int, block_bytes: int) -> int:
         """Returns how many of the declined blocks are read, with so many bytes on all workers."""
-        whole = min(blocks // PART, MOST_BYTES // block_bytes)
-        if is_sample:
-            is_sampled = whole >= LEAST_SAMPLED and tier != TIERS[-1]
-            return max(1, whole // SAMPLE) if is_sampled else 0
-        self._reads[tier] += 1
-        return max(1, whole // SIZES[(self._reads[tier] - 1) % len(SIZES)])
+        if kind == "sample" and (blocks < LEAST_SAMPLED or tier == TIERS[-1]):
+            return 0
+        part = {"large": 1, "small": SMALL, "sample": SAMPLE}[kind]
+        return max(1, min(blocks // PART, MOST_BYTES // block_bytes) // part)
 
 
 class Rereads:
@@ -159,12 +169,12 @@ class Rereads:
             # It would measure, and delay, what others wait for.
             return
         chain = chain[first : first + blocks]
-        is_sample, each = self._turns.is_sample(tier), namespaces[0].block_bytes
-        count = self._turns.count(tier, blocks, each * len(namespaces), is_sample=is_sample)
+        kind, each = self._turns.begin(tier), namespaces[0].block_bytes
+        count = self._turns.count(kind, tier, blocks, each * len(namespaces))
         if not count:
             return
         limit_s = min(max(computed_s, LEAST_S), MOST_S)
-        read = _Read(tier, each, is_sample, limit_s)
+        read = _Read(tier, each, kind, limit_s)
         places = self._places(count * len(namespaces), each)
         try:
             for number, space in enumerate(namespaces):
@@ -199,18 +209,18 @@ class Rereads:
             self._learn(read, min((done for done, _ in results), key=sum))
 
     def _learn(self, read: _Read, done: Sequence[bool]) -> None:
-        """Learns from a read that brought some of its blocks."""
+        """Learns how long a read took, or that it took longer than its limit."""
         has_ended = len(read.ends) == len(read.transfers)
         seconds = (max(read.ends) if has_ended else time.monotonic()) - read.started
-        brought = sum(done)
-        is_whole = brought == len(done)
-        if not is_whole and (MUCH * brought < len(done) or seconds < read.limit_s):
-            # The tier hangs, or some blocks are not there any more.
+        is_whole = all(done)
+        if not is_whole and (seconds < read.limit_s or read.kind != "large"):
+            # Some blocks are not there any more. Or it was given up: then a small one says as
+            # little of what a byte takes as its limit.
             return
-        size = brought * read.each
-        if not read.is_sample:
-            # If it was given up, its blocks took at most so long, and the next one even longer.
+        size = len(done) * read.each
+        if read.kind != "sample":
+            is_early = self._decider.is_early(read.tier, size, seconds)
             shown = self._decider.note_read(read.tier, size, seconds, is_whole=is_whole)
-            self._turns.note_read(read.tier, shown)
+            self._turns.note_read(read.tier, read.kind, shown, is_early=is_early)
         elif self._decider.note_sample(read.tier, size, seconds):
             self._turns.note_early(read.tier)

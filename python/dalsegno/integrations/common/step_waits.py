@@ -7,7 +7,9 @@ deliver in bursts: what a request hardly notices is too long for a step, again a
    each further step that is late makes it four times as many, at most 1,024.
 2. Sixteen reads in time that nobody waited for count as one such load: they are short. A tier whose
    loads pay only inside a step has nothing else to show.
-3. A tier with a hundred times as many loads in time is trusted as if none had been late.
+3. After a tier has changed, no step waits for it until a load was in time: some disks have a few
+   bytes at once.
+4. A tier with a hundred times as many loads in time is trusted as if none had been late.
 """
 
 from __future__ import annotations
@@ -51,6 +53,10 @@ class StepWaits:
             more = MORE_NEEDED if known.in_time >= known.needed else 1
             needed = min(more * known.needed, MOST_NEEDED)
         self._late[tier] = _Late(needed)
+
+    def note_change(self, tier: str) -> None:
+        """Notes that a tier has another speed, which larger loads may not have."""
+        self._late.setdefault(tier, _Late())
 
     def note_in_time(self, tier: str) -> None:
         """Notes that a load has ended, for which a step or its request waited."""

@@ -48,6 +48,7 @@ def decider(settings: HiCacheSettings, config: Any, pages: PoolPages) -> LoadDec
         kind,
         token_bytes=page_bytes / pages.page_tokens,
         is_cpu=not is_gpu,
+        policies=("auto",),
         operations=lambda: probe.operations_per_s(dtype, device) if has_device else None,
     )
     engine = Engine(layers, page_bytes, pages.page_tokens, _chunk())

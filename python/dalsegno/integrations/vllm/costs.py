@@ -45,12 +45,15 @@ def create_decider(
         **further,
     }
     is_cpu, gpu = platform is choice.Platform.CPU, _gpu(platform)
+    # The scheduler's process may not use the GPU that computes.
+    has_device = is_cpu or gpu is not None
     profile = probe.profile(
         settings,
         kind,
         token_bytes=token_bytes,
         is_cpu=is_cpu,
-        operations=lambda: probe.operations_per_s(model.dtype, gpu),
+        policies=("auto", "always"),
+        operations=lambda: probe.operations_per_s(model.dtype, gpu) if has_device else None,
     )
     return LoadDecider(settings, engine, profile)
 
