@@ -5,7 +5,7 @@ random weights, and one thread computes. All blocks are on the disk: the stores 
 the engines started, and each document is asked about once. The disk is throttled for the engines,
 with cgroups. Writes are not throttled.
 
-The model has so many layers that computing 3,072 tokens takes about 2.5 s here (1.5 s with
+The model has so many layers that computing 3,072 tokens takes about 3 s here (1.5 s with
 `--quick`): the throttle lets the bytes of a tenth of a second through at once, so a load that takes
 no longer is not throttled.
 

@@ -88,7 +88,7 @@ FULL = Form(
     step_requests=12,
     pairs=5,
     computed=(SHORT, MIDDLE, SHORT, MIDDLE),
-    compute_s=2.5,
+    compute_s=3.2,
 )
 QUICK = Form(
     cells=(
