@@ -150,11 +150,12 @@ impl<const TERMS: usize> Learned<TERMS> {
             self.drifts += 1;
         }
         let is_first = self.measured <= TERMS as u64;
-        // What is too short to confirm a surprise leaves it.
-        let still = side.filter(|side| is_again && *side == Surprise::Early);
-        self.surprise = surprise.or(still).filter(|_| !has_changed);
+        // What is too short to confirm that something was early leaves that.
+        let is_left = !confirms && self.is_early() && side == Some(Surprise::Early);
+        let left = is_left.then_some(Surprise::Early);
+        self.surprise = surprise.or(left).filter(|_| !has_changed);
         let is_clear = has_changed || is_first || self.single == Single::Learned;
-        if is_clear || self.surprise.is_none() {
+        if is_clear || self.surprise.is_none() || side.is_none() {
             // What has happened before, and is far off, moves what was learned by a step.
             let near = seconds.clamp(expected / DRIFT, DRIFT * expected);
             self.regression.note(terms, if is_clear { seconds } else { near });
@@ -190,9 +191,19 @@ impl<const TERMS: usize> Learned<TERMS> {
         self.recent.is_short(time(terms), time)
     }
 
+    /// Forgets that something was early, or a hint.
+    pub fn forget_early(&mut self) {
+        self.surprise = self.surprise.filter(|one| *one != Surprise::Early);
+    }
+
+    /// Whether work was given up, and none was measured since.
+    pub fn was_given_up(&self) -> bool {
+        self.usual.high >= GIVEN_UP
+    }
+
     /// Learns that work was given up.
     pub fn note_given_up(&mut self) {
-        self.surprise = self.surprise.filter(|one| *one != Surprise::Early);
+        self.forget_early();
         self.usual.high = self.usual.high.max(GIVEN_UP);
     }
 }

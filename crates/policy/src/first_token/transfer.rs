@@ -104,7 +104,7 @@ pub struct TransferModel {
     proven: Option<Proven>,
     /// None if the last large load was neither given up nor late.
     doubt: Option<Doubt>,
-    /// Bytes of the last sample, if it was early and nothing was measured since.
+    /// Bytes of the last sample, if it was early and nothing was measured since that is large enough to confirm that.
     hint: Option<f64>,
     /// Bytes of a measurement that can confirm that the last one was early, at least.
     confirms: f64,
@@ -180,8 +180,12 @@ impl TransferModel {
     /// it makes no large load certain: it only lets one be tried again.
     pub fn note_read(&mut self, bytes: f64, seconds: f64, is_whole: bool) -> Shown {
         let expected = self.learned.time(&[1.0, bytes]);
-        if !is_whole && seconds < expected {
-            return Shown::Nothing;
+        if !is_whole {
+            // It was not early.
+            self.forget_early();
+            if seconds < expected {
+                return Shown::Nothing;
+            }
         }
         let is_late = is_time(seconds) && seconds > LATE * expected;
         if let Some(doubt) = &mut self.doubt {
@@ -190,9 +194,20 @@ impl TransferModel {
                 // The tier is slow, and not only for large loads.
                 doubt.needed = 1;
             }
-            doubt.left = doubt.left.min(doubt.needed).saturating_sub(1);
+            doubt.left = doubt.left.min(doubt.needed).saturating_sub(u32::from(is_whole));
         }
-        self.learn(bytes, seconds, false)
+        let was_given_up = self.learned.was_given_up();
+        let shown = self.learn(bytes, seconds, false);
+        if !is_whole && was_given_up {
+            // The tier has not answered yet.
+            self.learned.note_given_up();
+        }
+        shown
+    }
+
+    fn forget_early(&mut self) {
+        self.hint = None;
+        self.learned.forget_early();
     }
 
     /// Learns that a sample of so many bytes was early; see [`Learned::note_early_hint`].

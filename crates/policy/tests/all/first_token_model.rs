@@ -194,8 +194,10 @@ fn two_reads_show_that_a_tier_became_faster_or_one_behind_an_early_sample() {
     let mut tier = slow();
     tier.note_early_sample(2e6);
     assert_eq!(tier.note_read(4e6, fast(4e6), true), Shown::Surprise);
-    assert_eq!(tier.note_read(1e6, fast(4e6), true), Shown::Surprise);
-    assert!(tier.load_s(4e6) > 0.3);
+    for seconds in [fast(4e6), 0.1] {
+        assert_eq!(tier.note_read(1e6, seconds, true), Shown::Surprise);
+        assert!(tier.load_s(4e6) > 0.3);
+    }
     // The small one does not undo what the large one has shown.
     assert_eq!(tier.note_read(4e6, fast(4e6), true), Shown::Change);
     let mut tier = slow();
@@ -209,6 +211,28 @@ fn two_reads_show_that_a_tier_became_faster_or_one_behind_an_early_sample() {
     assert_eq!(tier.note_read(4e6, 0.4, true), Shown::Nothing);
     assert_eq!(tier.note_read(4e6, fast(4e6), true), Shown::Surprise);
     assert_eq!(tier.learned().drifts(), slow().learned().drifts());
+}
+
+/// A read that is given up took at least so long, and does not show that the tier responds.
+#[test]
+fn a_read_that_is_given_up_makes_no_tier_fast() {
+    let mut tier = slow();
+    for _ in 0..20 {
+        tier.note_read(4e6, 0.2, false);
+        tier.note_early_sample(1e6);
+        tier.note_read(4e6, 0.2, false);
+        assert_ne!(tier.note_read(1e6, 2e-3, true), Shown::Change);
+        assert!(tier.load_s(4e6) > 0.2, "{}", tier.load_s(4e6));
+    }
+    for _ in 0..3 {
+        tier.note_read(4e6, 4.0, false);
+    }
+    assert!(tier.load_s(4e6) > 3.0);
+    tier.note_given_up(4e6);
+    for _ in 0..20 {
+        tier.note_read(4e6, 5.0, false);
+        assert!(tier.load_s(1e6) > 1e3);
+    }
 }
 
 /// A disk that has a few bytes at once is as slow as it was for all others.

@@ -107,12 +107,13 @@ class Turns:
 
     def note_read(self, tier: str, kind: Kind, shown: Shown, *, is_early: bool) -> None:
         """Notes what a read has shown: a large one confirms a surprise, or does not."""
-        if kind == "small" and shown == "nothing":
+        if kind == "small" and (shown == "nothing" or not is_early):
             self._every[tier] = SMALL_SELDOM if is_early else SMALL_EVERY
         if shown == "surprise":
             self._declined[tier], self._large[tier] = min(self._declined[tier], IN_A_ROW - 1), 0
         elif shown == "change":
             del self._declined[tier]
+            self._every.pop(tier, None)
 
     @staticmethod
     def count(kind: Kind, tier: str, blocks: int, block_bytes: int) -> int:

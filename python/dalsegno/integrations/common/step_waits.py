@@ -56,7 +56,8 @@ class StepWaits:
 
     def note_change(self, tier: str) -> None:
         """Notes that a tier has another speed, which larger loads may not have."""
-        self._late.setdefault(tier, _Late())
+        known = self._late.setdefault(tier, _Late())
+        known.in_time = min(known.in_time, known.needed - 1)
 
     def note_in_time(self, tier: str) -> None:
         """Notes that a load has ended, for which a step or its request waited."""
