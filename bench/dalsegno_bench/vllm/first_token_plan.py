@@ -100,7 +100,7 @@ QUICK = Form(
         Cell(0.25, SHORT, 1.0),
     ),
     rounds=3,
-    warm_ups=2,
+    warm_ups=4,
     step_requests=4,
     pairs=1,
     computed=(SHORT, MIDDLE),

@@ -87,6 +87,35 @@ def test_all_loads_of_a_step_delay_it_together_for_a_bounded_time(
     assert rig.counts["answered"] == 2 * count
 
 
+@pytest.mark.parametrize("in_step", [True, False])
+def test_a_load_in_a_step_whose_time_is_over_was_late_for_it(
+    make_rig: Callable[..., Rig],
+    in_step: bool,  # noqa: FBT001
+) -> None:
+    """No step waits for its tier then, until a load was in time."""
+    rig = make_rig(max_step_load_s=0.5, load_timeout_s=0.05)
+    rig.read_in_steps()
+    document = list(range(1000, 1000 + 4 * TOKENS + 2))
+    rig.ask("first", document)
+    rig.settle()
+    rig.forget()
+    decider, noted = rig.scheduler._offers.decider, list[bool]()
+    decided = Decision(4, in_step=in_step, step_s=10.0)
+    decider.decide = lambda wish: decided  # type: ignore[method-assign]
+
+    def end(_number: int, _seconds: float, *, is_whole: bool, was_late: bool) -> None:
+        assert not is_whole
+        noted.append(was_late)
+
+    decider.end_load = end  # type: ignore[method-assign, assignment]
+    for worker in rig.workers:
+        worker._begin_load = lambda job: HangingLoad(job.timeout_s)  # type: ignore[method-assign]
+    rig.ask("second", document)
+    rig.settle()
+    assert noted[:1] == [in_step]
+    assert rig.counts["answered"] == 2
+
+
 def test_a_step_computes_at_most_what_the_least_limit_allows() -> None:
     limits = {"max_num_batched_tokens": 8192, "long_prefill_token_threshold": 0}
     assert choice.most_tokens(SimpleNamespace(**limits)) == 8192

@@ -256,10 +256,13 @@ class DirectWorker:
         elif running.load is not None:
             ended = time.monotonic() if running.ended is None else running.ended
             seconds = max(1e-9, ended - running.started)
+        # The limit of a load in a step is how long that may wait and compute.
+        has_timed_out = job.is_in_step and count < len(job.chain) and seconds >= job.timeout_s
         if running.is_late or job.number <= self._void_loads:
             count = 0
         self._invalid |= set(job.pages[count * self._per_block :])
-        self._report.loads[job.number] = [LoadEnd(count, seconds, running.gave_up)]
+        was_late = running.gave_up or has_timed_out
+        self._report.loads[job.number] = [LoadEnd(count, seconds, was_late)]
 
     def drain(self) -> None:
         """Waits until no save that may be put reads vLLM's blocks."""
