@@ -66,7 +66,7 @@ MOST_READ = 2048
 Located = Sequence[Mapping[str, Any]]
 Call = Callable[[], object]
 
-# Answers every so many bytes of the socket on standard input, until that is closed.
+# Answers each message on the socket that is standard input, until its peer closes it.
 ECHO = """
 import socket, sys
 peer, size = socket.socket(fileno=0), int(sys.argv[1])
@@ -213,7 +213,7 @@ def stores(
 
 @contextlib.contextmanager
 def echoing(size: int) -> Iterator[Call]:
-    """Runs a process that answers messages of so many bytes; yields the call that sends one."""
+    """Runs a process that answers messages of `size` bytes; yields the call that sends one."""
     here, there = socket.socketpair()
     message = bytes(size)
     command = [sys.executable, "-c", ECHO, str(size)]
@@ -223,7 +223,7 @@ def echoing(size: int) -> Iterator[Call]:
         def call() -> None:
             here.sendall(message)
             if not here.recv(16):
-                raise RuntimeError("the process that answers has ended")
+                raise RuntimeError("the process that answers ended")
 
         # The process ends when its peer is closed.
         with here:

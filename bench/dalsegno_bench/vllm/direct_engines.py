@@ -11,38 +11,19 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from dalsegno_bench.vllm.llama import Llama
+
 __all__ = ["Contender", "Model", "running"]
 
 
-class Model:
-    """A model whose KV cache is large and whose layers are small.
+class Model(Llama):
+    """A model whose KV cache is large and whose layers are small."""
 
-    Attributes:
-        folder: Where its configuration is.
-        bytes_per_token: Of the KV cache.
-    """
-
-    VOCABULARY, LAYERS, HEADS, HEAD_SIZE, WIDTH = 4096, 16, 4, 128, 256
+    LAYERS, KV_HEADS, WIDTH, MOST_TOKENS = 16, 4, 256, 4096
 
     def __init__(self, folder: Path) -> None:
         """Writes its configuration; the weights are random."""
-        folder.mkdir()
-        config = {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
-            "hidden_size": self.WIDTH,
-            "intermediate_size": 2 * self.WIDTH,
-            "num_attention_heads": self.HEADS,
-            "num_key_value_heads": self.HEADS,
-            "head_dim": self.HEAD_SIZE,
-            "num_hidden_layers": self.LAYERS,
-            "vocab_size": self.VOCABULARY,
-            "max_position_embeddings": 4096,
-            "torch_dtype": "float32",
-        }
-        (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        self.folder = folder
-        self.bytes_per_token = self.LAYERS * 2 * self.HEADS * self.HEAD_SIZE * 4
+        super().__init__(folder, self.LAYERS)
 
 
 class Contender:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Any
+
+from dalsegno_bench.vllm.llama import Llama
 
 __all__ = ["Model", "layers_for"]
 
@@ -14,39 +15,19 @@ TIMED = 3
 LEAST_LAYERS, MOST_LAYERS = 4, 32
 
 
-class Model:
-    """A model of random weights.
+class Model(Llama):
+    """A model whose answers depend on all of a prompt.
 
     Attributes:
-        folder: Where it is.
-        layers: How many it has.
-        bytes_per_token: Of the KV cache.
         block_bytes: Of the blocks of the store.
     """
 
     BLOCK_TOKENS = 32
-    VOCABULARY, HEADS, KV_HEADS, HEAD_SIZE, WIDTH = 4096, 4, 2, 128, 512
-    MOST_TOKENS = 8192
+    KV_HEADS, WIDTH, MOST_TOKENS = 2, 512, 8192
 
     def __init__(self, folder: Path, layers: int) -> None:
         """Writes its configuration."""
-        folder.mkdir()
-        config = {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
-            "hidden_size": self.WIDTH,
-            "intermediate_size": 2 * self.WIDTH,
-            "num_attention_heads": self.HEADS,
-            "num_key_value_heads": self.KV_HEADS,
-            "head_dim": self.HEAD_SIZE,
-            "num_hidden_layers": layers,
-            "vocab_size": self.VOCABULARY,
-            "max_position_embeddings": self.MOST_TOKENS,
-            "torch_dtype": "float32",
-        }
-        (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        self.folder, self.layers = folder, layers
-        self.bytes_per_token = layers * 2 * self.KV_HEADS * self.HEAD_SIZE * 4
+        super().__init__(folder, layers)
         self.block_bytes = self.BLOCK_TOKENS * self.bytes_per_token
 
     def write_weights(self) -> None:
@@ -84,7 +65,7 @@ class Model:
 
 
 def layers_for(tokens: int, seconds: float) -> int:
-    """Returns how many layers compute a prompt in about so many seconds, with one thread.
+    """Returns how many layers compute a prompt in about `seconds`, with one thread.
 
     Args:
         tokens: Of the prompt.
