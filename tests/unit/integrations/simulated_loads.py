@@ -298,14 +298,8 @@ class World:
         size = self._turns.count(kind, tier, blocks, ENGINE.block_bytes) * ENGINE.block_bytes
         taken_s, limit_s = self.costs.tiers[tier](size), max(computed_s, LEAST_S)
         is_whole, seconds = taken_s <= limit_s, self.clock(min(taken_s, limit_s))
-        if not size or not (is_whole or kind == "large"):
-            return
-        if kind != "sample":
-            is_early = self.decides.is_early(tier, size, seconds)
-            shown = self.decides.note_read(tier, size, seconds, is_whole=is_whole)
-            self._turns.note_read(tier, kind, shown, is_early=is_early)
-        elif self.decides.note_sample(tier, size, seconds):
-            self._turns.note_early(tier)
+        if size:
+            self._turns.end(self.decides, kind, tier, size, seconds, is_whole=is_whole)
 
     def _measure_steps(self, begin: int, prompt: int) -> None:
         decoded = ((prompt + at, 1) for at in range(DECODED))

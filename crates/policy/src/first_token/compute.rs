@@ -69,7 +69,7 @@ impl ComputeModel {
 
     /// Learns that a step took so many seconds. A step that waited for a load says nothing about computing.
     pub fn note(&mut self, work: StepWork, seconds: f64) {
-        self.0.note(&work.terms(), seconds);
+        self.0.note(&work.terms(), seconds, true);
     }
 
     /// The seconds of a step.

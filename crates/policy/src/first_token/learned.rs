@@ -115,17 +115,9 @@ impl<const TERMS: usize> Learned<TERMS> {
         self.usual
     }
 
-    /// Learns that work took so long; returns what that has shown.
-    pub fn note(&mut self, terms: &[f64; TERMS], seconds: f64) -> Shown {
-        self.note_work(terms, seconds, true)
-    }
-
-    /// The same of work that may be early for another reason, as it is short: it confirms no other one that was early.
-    pub fn note_short(&mut self, terms: &[f64; TERMS], seconds: f64) -> Shown {
-        self.note_work(terms, seconds, false)
-    }
-
-    fn note_work(&mut self, terms: &[f64; TERMS], seconds: f64, confirms: bool) -> Shown {
+    /// Learns that work took so long; returns what that has shown. If the work does not confirm that other work was
+    /// early, it may be early for another reason, as it is short.
+    pub fn note(&mut self, terms: &[f64; TERMS], seconds: f64, confirms: bool) -> Shown {
         let expected = self.regression.time(terms);
         if !(is_time(seconds) && expected > 0.0) {
             self.regression.note(terms, seconds);
@@ -135,12 +127,12 @@ impl<const TERMS: usize> Learned<TERMS> {
         let time = |terms: &_| self.regression.time(terms);
         let precedents = self.recent.precedents(expected, was_surprise, time);
         let side = side_of(expected, seconds);
-        let surprise = side.filter(|side| side.is_new(seconds, precedents));
+        let is_new = side.is_some_and(|side| side.is_new(seconds, precedents));
         let is_again = side.is_some() && side == self.surprise;
         let has_changed = is_again
             && match side {
                 // A delay that is usual confirms nothing.
-                Some(Surprise::Late) => surprise.is_some(),
+                Some(Surprise::Late) => is_new,
                 _ => confirms,
             };
         if has_changed {
@@ -150,12 +142,11 @@ impl<const TERMS: usize> Learned<TERMS> {
             self.drifts += 1;
         }
         let is_first = self.measured <= TERMS as u64;
-        // What is too short to confirm that something was early leaves that.
-        let is_left = !confirms && self.is_early() && side == Some(Surprise::Early);
-        let left = is_left.then_some(Surprise::Early);
-        self.surprise = surprise.or(left).filter(|_| !has_changed);
+        // What was early is left, if this is early as well and too short to confirm it.
+        let is_left = |side: &_| is_again && *side == Surprise::Early;
+        self.surprise = side.filter(|side| !has_changed && (is_new || is_left(side)));
         let is_clear = has_changed || is_first || self.single == Single::Learned;
-        if is_clear || self.surprise.is_none() || side.is_none() {
+        if is_clear || self.surprise.is_none() {
             // What has happened before, and is far off, moves what was learned by a step.
             let near = seconds.clamp(expected / DRIFT, DRIFT * expected);
             self.regression.note(terms, if is_clear { seconds } else { near });

@@ -50,7 +50,7 @@ impl CostModel {
         self.tiers[tier as usize].note(bytes, seconds)
     }
 
-    /// Learns that a read for which nobody waited took so many seconds, or more; see [`TransferModel::note_read`].
+    /// Learns that a read for which nobody waited took `seconds`, or more; see [`TransferModel::note_read`].
     pub fn note_read(
         &mut self,
         tier: BlockTier,

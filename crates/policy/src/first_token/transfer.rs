@@ -8,7 +8,7 @@
 //!    [`MOST_NEEDED`], so a tier that is fast for small loads only costs few late requests. If the tier has become
 //!    faster since then, one is tried after at most [`MORE_NEEDED`] measurements, and soon if reads are late as well.
 //! 3. That a read was early is confirmed by one that is at least half as large, and that a sample was by a read that
-//!    is at least [`SAMPLES`] times as large: few bytes may come at once.
+//!    is at least [`SAMPLES`] times as large: a few bytes may arrive immediately.
 
 use super::learned::{Learned, Shown, Single};
 use super::regression::is_time;
@@ -137,14 +137,12 @@ impl TransferModel {
             self.confirms = 0.0;
         }
         let before_s = self.learned.time(&terms);
-        // Some disks have a few bytes at once.
-        let is_short = self.learned.is_early() && (is_short || bytes < self.confirms);
-        let shown = if is_short {
-            self.learned.note_short(&terms, seconds)
-        } else {
+        // Some disks bring a few bytes immediately.
+        let confirms = !self.learned.is_early() || !(is_short || bytes < self.confirms);
+        if confirms {
             self.confirms = CONFIRMS * bytes;
-            self.learned.note(&terms, seconds)
-        };
+        }
+        let shown = self.learned.note(&terms, seconds, confirms);
         if shown == Shown::Change && seconds < before_s {
             self.note_faster(seconds / before_s);
         }
@@ -175,9 +173,9 @@ impl TransferModel {
         }
     }
 
-    /// Learns that a read for which nobody waited took so many seconds, or at least so many if it was given up: then it
-    /// may only show that the tier is slower. It may be faster than loads are, of which there may be many at once. So
-    /// it makes no large load certain: it only lets one be tried again.
+    /// Learns that a read for which nobody waited took `seconds`, or at least that long if it was given up: then it may
+    /// only show that the tier is slower. It may be faster than loads are, of which many may run together. So it makes
+    /// no large load certain: it only lets one be tried again.
     pub fn note_read(&mut self, bytes: f64, seconds: f64, is_whole: bool) -> Shown {
         let expected = self.learned.time(&[1.0, bytes]);
         if !is_whole {
@@ -210,7 +208,7 @@ impl TransferModel {
         self.learned.forget_early();
     }
 
-    /// Learns that a sample of so many bytes was early; see [`Learned::note_early_hint`].
+    /// Learns that a sample of `bytes` was early; see [`Learned::note_early_hint`].
     pub fn note_early_sample(&mut self, bytes: f64) {
         self.hint = Some(bytes);
     }

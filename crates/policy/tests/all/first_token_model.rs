@@ -278,17 +278,23 @@ fn large_loads_from_a_tier_that_became_faster_are_tried_again() {
     assert!(tier.large().is_none() && tier.load_s(1e8) < 1.0);
 }
 
+/// A tier that is known to be fast for small loads only.
+fn fast_for_small_loads() -> TransferModel {
+    let mut tier = TransferModel::new(TransferPrior { latency_s: 1e-3, bytes_per_s: 1e9 });
+    for _ in 0..4 {
+        for _ in 0..100 {
+            tier.note(4e6, 5e-3);
+        }
+        tier.note_given_up(1e8);
+    }
+    tier
+}
+
 /// What shows that a tier is slow for all loads says nothing of how it treats large ones.
 #[test]
 fn reads_that_are_late_as_well_leave_no_doubt_of_large_loads() {
     for (read_s, is_large_slow) in [(5e-3, true), (0.4, false)] {
-        let mut tier = TransferModel::new(TransferPrior { latency_s: 1e-3, bytes_per_s: 1e9 });
-        for _ in 0..4 {
-            for _ in 0..100 {
-                tier.note(4e6, 5e-3);
-            }
-            tier.note_given_up(1e8);
-        }
+        let mut tier = fast_for_small_loads();
         for _ in 0..3 {
             tier.note_read(4e6, read_s, true);
         }
@@ -298,13 +304,7 @@ fn reads_that_are_late_as_well_leave_no_doubt_of_large_loads() {
 
 #[test]
 fn one_read_that_is_late_leaves_the_doubt_of_large_loads() {
-    let mut tier = TransferModel::new(TransferPrior { latency_s: 1e-3, bytes_per_s: 1e9 });
-    for _ in 0..4 {
-        for _ in 0..100 {
-            tier.note(4e6, 5e-3);
-        }
-        tier.note_given_up(1e8);
-    }
+    let mut tier = fast_for_small_loads();
     for round in 0..20 {
         if round % 2 == 0 {
             tier.note_read(4e6, 5e-3, true);

@@ -10,7 +10,7 @@ So a tier that became fast is found again, mostly after two requests, and none w
 2. Of the first 16 requests in a row that load nothing from a tier each is used, then one in 16. A
    read that shows that the tier has changed starts these 16 again.
 3. Between them each request reads a sixteenth of that and at least a block, a sample. Its time is
-   not learned, as disks may have few bytes at once. Behind an early one the next two are used.
+   not learned, as disks may bring few bytes immediately. Behind an early one the next two are used.
    There is none of fewer than 16 blocks, as it would be much of them, nor of a far tier, as a block
    that is read from there again and again is copied to the disk: that takes up to 17 requests.
 4. What was read goes nowhere: into memory that is kept for the next read. No call waits.
@@ -32,7 +32,7 @@ from dalsegno.profiles import TIERS
 
 PART, MOST_BYTES = 4, 64 << 20
 # The part of that which a small read is, and of how many reads one is small; if the last small one
-# was early, as on disks that have a few bytes at once, it says little.
+# was early, as on disks that bring a few bytes immediately, it says little.
 SMALL, SMALL_EVERY, SMALL_SELDOM = 4, 2, 16
 # Requests in a row that are used, and of how many one is used then.
 IN_A_ROW, SELDOM = 16, 16
@@ -114,6 +114,27 @@ class Turns:
         elif shown == "change":
             del self._declined[tier]
             self._every.pop(tier, None)
+
+    def end(
+        self,
+        decider: LoadDecider,
+        kind: Kind,
+        tier: str,
+        size: int,
+        seconds: float,
+        *,
+        is_whole: bool,
+    ) -> None:
+        """Learns how long a read took, or that it took longer: then it was given up."""
+        if not is_whole and kind != "large":
+            # It says as little of what a byte takes as its limit.
+            return
+        if kind != "sample":
+            is_early = decider.is_early(tier, size, seconds)
+            shown = decider.note_read(tier, size, seconds, is_whole=is_whole)
+            self.note_read(tier, kind, shown, is_early=is_early)
+        elif decider.note_sample(tier, size, seconds):
+            self.note_early(tier)
 
     @staticmethod
     def count(kind: Kind, tier: str, blocks: int, block_bytes: int) -> int:
@@ -214,14 +235,8 @@ class Rereads:
         has_ended = len(read.ends) == len(read.transfers)
         seconds = (max(read.ends) if has_ended else time.monotonic()) - read.started
         is_whole = all(done)
-        if not is_whole and (seconds < read.limit_s or read.kind != "large"):
-            # Some blocks are not there any more. Or it was given up: then a small one says as
-            # little of what a byte takes as its limit.
-            return
-        size = len(done) * read.each
-        if read.kind != "sample":
-            is_early = self._decider.is_early(read.tier, size, seconds)
-            shown = self._decider.note_read(read.tier, size, seconds, is_whole=is_whole)
-            self._turns.note_read(read.tier, read.kind, shown, is_early=is_early)
-        elif self._decider.note_sample(read.tier, size, seconds):
-            self._turns.note_early(read.tier)
+        # Else some blocks have left the store since.
+        if is_whole or seconds >= read.limit_s:
+            size = len(done) * read.each
+            kind, tier = read.kind, read.tier
+            self._turns.end(self._decider, kind, tier, size, seconds, is_whole=is_whole)

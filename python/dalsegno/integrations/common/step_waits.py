@@ -7,8 +7,8 @@ deliver in bursts: what a request hardly notices is too long for a step, again a
    each further step that is late makes it four times as many, at most 1,024.
 2. Sixteen reads in time that nobody waited for count as one such load: they are short. A tier whose
    loads pay only inside a step has nothing else to show.
-3. After a tier has changed, no step waits for it until a load was in time: some disks have a few
-   bytes at once.
+3. After a tier has changed, no step waits for it until a load was in time: some disks bring
+   a few bytes immediately.
 4. A tier with a hundred times as many loads in time is trusted as if none had been late.
 """
 
