@@ -361,6 +361,7 @@ class CostModel:
         waiting: int = 0,
         queued: tuple[float, float, float] = ...,
         load_all: bool = False,
+        both_ends: bool = False,
     ) -> LoadChoice:
         """Chooses how many leading blocks of a prompt to load.
 
@@ -378,6 +379,8 @@ class CostModel:
             waiting: Requests that wait behind this one; their first tokens count as well.
             queued: Bytes that are queued for ``dram``, ``log`` and ``far``.
             load_all: All blocks are loaded, whatever that costs; only the way is chosen.
+            both_ends: Whether blocks can be loaded from the last one on while those before them are
+                computed.
 
         Raises:
             InvalidError: There is no such tier.
@@ -434,6 +437,15 @@ class LoadChoice:
     @property
     def overlapped(self) -> bool:
         """Whether a step waits for each layer of them; otherwise the request waits."""
+    @property
+    def front(self) -> int:
+        """How many leading blocks are computed while the others come; 0 in another way.
+
+        As predicted. The others are loaded from the last one on.
+        """
+    @property
+    def part(self) -> int:
+        """How many blocks a part has, if they are loaded from the last one on."""
     @property
     def first_token_s(self) -> float:
         """Seconds until the first token, as predicted."""
@@ -670,6 +682,14 @@ class Load:
         """Cancels the load.
 
         It still ends by itself, soon: wait for :meth:`done` before you reuse the memory.
+        """
+
+    def withdraw(self) -> bool:
+        """Cancels the load.
+
+        Returns:
+            Whether its memory may be reused now: it has ended, or it was queued and does not begin
+            any more. Otherwise it ends soon, as after :meth:`cancel`.
         """
 
     @property

@@ -18,6 +18,8 @@ GAIN = 2.0
 LOAD_FORMAT = "noise"
 # A load runs for this long before its process is killed.
 KILL_AFTER_S = 0.004
+# A variable of the process that lets requests jump.
+ALLOW_JUMPS = "DALSEGNO_GPU_ALLOW_JUMPS"
 # How many numbers of a block are taken as a sample.
 SAMPLE_VALUES = 32
 
@@ -56,10 +58,47 @@ def set_in_steps(core: Any, *, allowed: bool) -> bool:
     Returns:
         Whether it did the other before.
     """
-    state = vars(vars(core.scheduler.connector)["_scheduler"])
+    state = vars(vars(vars(core.scheduler.connector)["_scheduler"])["_offers"])
     was: bool = state["_in_steps"]
     state["_in_steps"] = allowed
     return was != allowed
+
+
+def allow_jumps() -> None:
+    """Lets requests compute their front while their back is loaded, whatever computes."""
+    from dalsegno.integrations.vllm.direct import choice
+
+    assert callable(choice.jump_refusal), "Dalsegno asks for it there"
+    setattr(choice, "jump_refusal", lambda *_: "")  # noqa: B010 - another signature
+
+
+def set_front(core: Any, part: float) -> bool:
+    """Changes which part of what is found is computed from now on while the others are loaded.
+
+    Args:
+        core: vLLM's engine core.
+        part: The part; 0 computes everything, and a negative one leaves the decision to Dalsegno.
+
+    Returns:
+        Whether it could be loaded in this way.
+    """
+    from dalsegno.integrations.common.deciding import Decision, LoadDecider
+
+    offers = vars(vars(core.scheduler.connector)["_scheduler"])["_offers"]
+    decider = offers.decider
+    vars(decider).pop("decide", None)
+
+    def decide(wish: Any) -> Any:
+        front = int(part * wish.blocks)
+        if not wish.both_ends or not 0 < front < wish.blocks:
+            return Decision(0)
+        load_s = decider.between_s(0, front * decider.engine.block_tokens)
+        return Decision(wish.blocks, load_s=load_s, front=front, part=-(-wish.blocks // 64))
+
+    assert callable(LoadDecider.decide), "Dalsegno decides there"
+    if part >= 0:
+        vars(decider)["decide"] = decide
+    return bool(offers.can_jump)
 
 
 def record_loads() -> list[dict[str, Any]]:

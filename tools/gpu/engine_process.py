@@ -47,6 +47,8 @@ class Engine:
         from vllm import LLM
 
         engine_hooks.register_weights()
+        if os.environ.get(engine_hooks.ALLOW_JUMPS):
+            engine_hooks.allow_jumps()
         self._loads = engine_hooks.record_loads()
         self._llm = LLM(**spec["options"], kv_transfer_config=spec.get("kv_transfer_config"))
         self._engine: Any = self._llm.llm_engine
@@ -106,6 +108,10 @@ class Engine:
     def do_in_steps(self, *, allowed: bool) -> dict[str, Any]:
         """Changes whether loads run inside steps from now on."""
         return {"changed": engine_hooks.set_in_steps(self._core, allowed=allowed)}
+
+    def do_front(self, *, part: float) -> dict[str, Any]:
+        """Changes which part of a found prompt is computed while the rest is loaded."""
+        return {"can_jump": engine_hooks.set_front(self._core, part)}
 
     def do_counters(self) -> dict[str, float]:
         """Returns vLLM's counters of hits and those of the store."""

@@ -25,7 +25,7 @@ from gpu import pieces
 from gpu.cells import Cell, Session, run_part
 from gpu.pieces import say
 
-PARTS = ("facts", "transfers", "engines", "decode")
+PARTS = ("facts", "transfers", "engines", "decode", "ends")
 DEFAULT_SITE = Path(__file__).resolve().parents[1] / "site"
 LIMIT_S = 290.0
 
@@ -86,6 +86,10 @@ def cells_of(part: str, *, small: bool, tiny: bool) -> Sequence[Cell]:
         from gpu import engine_cells
 
         return engine_cells.cells(tiny=tiny)
+    if part == "ends":
+        from gpu import ends_cells
+
+        return ends_cells.cells(tiny=tiny)
     from gpu import decode_cells
 
     return decode_cells.cells(tiny=tiny)

@@ -246,6 +246,26 @@ def of_auto(records: Sequence[Record]) -> list[Verdict]:
     return verdicts
 
 
+def of_ends(records: Sequence[Record]) -> list[Verdict]:
+    """Returns whether requests have jumped, and what that gains where the prompt is on the disk."""
+    met = [row for row in rows_of(records, "ends") if "jumped_tokens" in row]
+    stayed = [f"{row['cell']} {row['kind']}" for row in met if not row["jumped_tokens"]]
+    rows = list(rows_of(records, "ends", "ends-disk"))
+    verdicts = [none_of("requests that should have jumped and did not", stayed, len(met))]
+    worst, longest_ratio = [], None
+    for n in sorted({row["n"] for row in rows}):
+        both, computed = (
+            median([row["ttft_s"] for row in rows if row["n"] == n and row["kind"] == kind])
+            for kind in ("both ends", "recompute")
+        )
+        worst.append((both - GUARD_S) / computed)
+        longest_ratio = both / computed
+    claim = f"both ends from the disk against recompute + {GUARD_S * 1e3:.0f} ms, worst length"
+    verdicts.append(at_most(claim, max(worst, default=None), 1.05))
+    verdicts.append(at_most("the same, longest prompt", longest_ratio, 0.65))
+    return verdicts
+
+
 def of_decoding(records: Sequence[Record]) -> list[Verdict]:
     """Returns the verdict on seconds between tokens while other requests load."""
     for record in records:
@@ -274,6 +294,7 @@ def all_of(records: Sequence[Record]) -> list[Verdict]:
     return [
         *of_engines(records),
         *of_auto(records),
+        *of_ends(records),
         *of_decoding(records),
         answers(records),
         cached_bytes(records),

@@ -28,6 +28,7 @@ from dalsegno.paths import local_path
 from dalsegno_bench.first_token import arrivals, modelled, plot, real, report
 from dalsegno_bench.first_token.cells import HIT_RATES, LENGTHS, SOURCES, Table, table_of
 from dalsegno_bench.first_token.checks import checked, still_right
+from dalsegno_bench.first_token.ends import Fronts
 from dalsegno_bench.first_token.layers import H200, LayerTimes
 from dalsegno_bench.first_token.loads_by_layer import reproduced
 from dalsegno_bench.first_token.policies import Oracle
@@ -95,10 +96,14 @@ def _h100(path: Path | None) -> tuple[LayerTimes, dict[str, Any]]:
 
 
 def _tables(gpus: Sequence[LayerTimes], seeds: Sequence[int]) -> list[Table]:
-    oracles = [(times, tokens, Oracle(times, tokens)) for times in gpus for tokens in LENGTHS]
+    known = [
+        (times, tokens, Oracle(times, tokens), Fronts(times, tokens))
+        for times in gpus
+        for tokens in LENGTHS
+    ]
     return [
-        table_of(times, source, oracle, tokens, seeds)
-        for times, tokens, oracle in oracles
+        table_of(times, source, oracle, fronts, tokens, seeds)
+        for times, tokens, oracle, fronts in known
         for source in SOURCES
     ]
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import dalsegno
+from dalsegno_bench.first_token.ends import Fronts, best_meeting, predicted, serve
 from dalsegno_bench.first_token.layers import BYTES_PER_TOKEN, CHUNK, LayerTimes
 from dalsegno_bench.first_token.learning import learned
 from dalsegno_bench.first_token.pipeline import Outcome, Plan, Source, first_token
@@ -32,6 +33,8 @@ SOURCES = (
     Source("7 GB/s", 7e9, 2e-4, "log"),
     Source("1.9 GB/s", 1.9e9, 1e-3, "log"),
 )
+# Policies that are not compared with ours.
+OURS = {"ours", "oracle", "both_ends", "two_sided"}
 # Halvings of an interval of hit rates: far below a token.
 HALVINGS = 40
 
@@ -50,23 +53,33 @@ class Cell:
 
     Attributes:
         hit_rate: Part of the prompt that the store has, before it is rounded to blocks.
-        served: By policy; ``ours`` is that of the first history.
+        served: By policy; ``ours`` and ``both_ends`` are those of the first history.
         ours: Ours, by history.
+        both_ends: The same where both ends are possible.
     """
 
     hit_rate: float
     served: dict[str, Served]
     ours: list[Served]
+    both_ends: list[Served]
 
     @property
     def best_s(self) -> float:
-        """The earliest first token of the policies but ours and the oracle, in seconds."""
-        others = (one for name, one in self.served.items() if name not in {"ours", "oracle"})
+        """The earliest first token of the policies but ours and the oracles, in seconds."""
+        others = (one for name, one in self.served.items() if name not in OURS)
         return min(one.outcome.first_token_s for one in others)
+
+    def first_token_s(self, policy: str) -> float:
+        """Returns the first token of a policy, in seconds."""
+        return self.served[policy].outcome.first_token_s
 
     def worst_ratio(self, seconds: float) -> float:
         """Returns our latest first token, over the histories, divided by another one."""
         return max(one.outcome.first_token_s for one in self.ours) / seconds
+
+    def ratios_of_both(self, seconds: float) -> list[float]:
+        """Returns our first token by history, where both ends are possible, divided by another."""
+        return [one.outcome.first_token_s / seconds for one in self.both_ends]
 
 
 @dataclass(frozen=True)
@@ -113,7 +126,12 @@ def _ms(seconds: float) -> float:
 
 
 def table_of(
-    times: LayerTimes, source: Source, oracle: Oracle, tokens: int, seeds: Sequence[int]
+    times: LayerTimes,
+    source: Source,
+    oracle: Oracle,
+    fronts: Fronts,
+    tokens: int,
+    seeds: Sequence[int],
 ) -> Table:
     """Serves a prompt of every hit rate by every policy.
 
@@ -121,6 +139,7 @@ def table_of(
         times: Of the GPU.
         source: Where blocks are.
         oracle: Of the GPU and the length.
+        fronts: The same.
         tokens: The length.
         seeds: One for each history from which our model has learned.
     """
@@ -145,9 +164,23 @@ def table_of(
         by_policy = {name: served(policy) for name, policy in policies.items()}
         of_ours = [served(one) for one in ours]
         by_policy["ours"] = of_ours[0]
-        by_policy["oracle"] = Served(*bests[hit.tokens // BLOCK_TOKENS])
-        table.cells.append(Cell(rate, by_policy, of_ours))
+        by_policy["oracle"] = best = Served(*bests[hit.tokens // BLOCK_TOKENS])
+        both_ends = [Served(*serve(times, hit, one, predicted(one.model))) for one in ours]
+        by_policy["both_ends"] = both_ends[0]
+        by_policy["two_sided"] = _two_sided(best, best_meeting(times, fronts, hit))
+        table.cells.append(Cell(rate, by_policy, of_ours, both_ends))
     return table
+
+
+def _two_sided(best: Served, met_s: float) -> Served:
+    """Returns the better one of the best plan with one end, and of both ends."""
+    outcome = best.outcome
+    return best if outcome.first_token_s <= met_s else Served(best.plan, _at(outcome, met_s))
+
+
+def _at(outcome: Outcome, first_token_s: float) -> Outcome:
+    """Returns an outcome without bubbles, whose first token comes then."""
+    return replace(outcome, first_token_s=first_token_s, fill_s=0.0, steady_s=0.0)
 
 
 def _simulated(times: LayerTimes, source: Source, tokens: int) -> float:

@@ -21,8 +21,9 @@ CROSSOVER_LIMIT = 0.02
 def checked(tables: Sequence[Table]) -> dict[str, dict[str, Any]]:
     """Returns for each check whether it ``holds``, its ``limit``, and its worst cell.
 
-    Ratios are the worst ones over all histories. A predicted crossover is the median of those of
-    the histories; ``worst_history`` is the largest difference of one of them.
+    Ratios are the worst ones over all histories. A predicted crossover, and what both ends need
+    more than the best that they could do, is the median of those of the histories;
+    ``worst_history`` is the largest one of a history.
 
     Args:
         tables: All cells.
@@ -33,6 +34,15 @@ def checked(tables: Sequence[Table]) -> dict[str, dict[str, Any]]:
         for table, cell in cells
     ]
     best = [(cell.worst_ratio(cell.best_s), _name(table, cell.hit_rate)) for table, cell in cells]
+    both = [
+        (cell.ratios_of_both(cell.first_token_s("two_sided")), _name(table, cell.hit_rate))
+        for table, cell in cells
+    ]
+    one_end = [(min(cell.best_s, cell.first_token_s("ours")), table, cell) for table, cell in cells]
+    instead = [
+        (max(cell.ratios_of_both(seconds)), _name(table, cell.hit_rate))
+        for seconds, table, cell in one_end
+    ]
     differences = [
         (abs(statistics.median(table.predicted) - table.crossover), table.name) for table in tables
     ]
@@ -43,6 +53,11 @@ def checked(tables: Sequence[Table]) -> dict[str, dict[str, Any]]:
     return {
         "ours_vs_oracle": _check(oracle, ORACLE_LIMIT),
         "ours_vs_best": _check(best, BEST_LIMIT),
+        "both_ends_vs_two_sided": {
+            **_check([(statistics.median(ratios), name) for ratios, name in both], ORACLE_LIMIT),
+            "worst_history": round(max(max(ratios) for ratios, _ in both), 4),
+        },
+        "both_ends_vs_best": _check(instead, BEST_LIMIT),
         "crossover": {
             **_check(differences, CROSSOVER_LIMIT),
             "worst_history": round(max(of_histories)[0], 4),

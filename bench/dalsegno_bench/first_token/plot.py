@@ -15,6 +15,8 @@ __all__ = ["draw", "missing"]
 STYLES: dict[str, dict[str, Any]] = {
     "ours": {"linewidth": 2.5},
     "oracle": {"color": "black", "linestyle": ":"},
+    "both_ends": {"linewidth": 2.5},
+    "two_sided": {"color": "gray", "linestyle": ":"},
 }
 
 

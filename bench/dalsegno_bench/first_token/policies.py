@@ -5,6 +5,8 @@
 2. ``offline_table`` has measured a grid beforehand and takes what was faster at the nearest point.
 3. ``ours`` is `dalsegno.CostModel`. It has seen the times of steps and of loads, and no table.
 4. ``oracle`` tries every number of blocks in both ways, in the simulator itself.
+5. ``both_ends`` is ours where requests may compute their front while their back is loaded
+   (`ends.py`), and ``two_sided`` the best that such an engine can do.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import dalsegno
 from dalsegno.profiles import TIER_PRIORS, TIERS
@@ -188,6 +191,19 @@ class Ours:
 
     def __call__(self, hit: Hit) -> Plan:
         """Decides."""
+        return self.plan(self.choose(hit))
+
+    def plan(self, choice: Any) -> Plan:
+        """Returns what a choice loads."""
+        return Plan(choice.blocks * self.block_tokens, by_layer=choice.overlapped)
+
+    def choose(self, hit: Hit, *, both_ends: bool = False) -> Any:
+        """Asks the model.
+
+        Args:
+            hit: The request.
+            both_ends: Whether its front may be computed while its back is loaded.
+        """
         blocks, source = hit.tokens // self.block_tokens, hit.source
         queued = (hit.queued if tier == source.tier else 0.0 for tier in TIERS)
         dram, log, far = queued
@@ -199,17 +215,19 @@ class Ours:
             guard_s=GUARD_S,
             most_wait_s=self.most_wait_s,
         )
-        choice = self.model.choose(
+        return self.model.choose(
             terms,
             [(source.tier, blocks)] if blocks else [],
             0,
             hit.prompt,
             most_overlapped=blocks,
+            # No source is late here.
+            most_copied=blocks if both_ends else 0,
             backlog_s=math.inf if hit.waiting >= BUSY else 0.0,
             waiting=hit.waiting,
             queued=(dram, log, far),
+            both_ends=both_ends,
         )
-        return Plan(choice.blocks * self.block_tokens, by_layer=choice.overlapped)
 
 
 def new_model() -> dalsegno.CostModel:

@@ -109,8 +109,10 @@ def _decided(answers: Sequence[Answer]) -> dict[str, Any]:
 
 
 def _short(choice: Mapping[str, Any]) -> str:
-    """Returns a choice such as `95/95 step`."""
+    """Returns a choice such as `95/95 step`, or `95/95 from 40` if both ends should meet there."""
     way = "step" if choice["in_step"] else "ahead"
+    if choice["front"]:
+        way = f"from {choice['front']}"
     return f"{choice['blocks']}/{choice['of']} {way if choice['blocks'] else 'none'}"
 
 

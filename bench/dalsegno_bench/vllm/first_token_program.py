@@ -54,6 +54,8 @@ class _Recorded:
         choices: The predictions of each choice since the last order.
         loads: Tier, bytes, predicted seconds and measured seconds of each load.
         steps: Predicted and measured seconds of each step.
+        meetings: Of each request whose both ends have met, the blocks that it computed until then,
+            as predicted and really, and those that it loaded.
     """
 
     def __init__(self) -> None:
@@ -61,15 +63,17 @@ class _Recorded:
         self.choices: list[dict[str, Any]] = []
         self.loads: list[list[Any]] = []
         self.steps: list[list[float]] = []
+        self.meetings: list[list[float]] = []
 
     def begin(self) -> None:
         """Forgets what belongs to earlier orders."""
-        self.choices, self.loads, self.steps = [], [], []
+        self.choices, self.loads, self.steps, self.meetings = [], [], [], []
 
     def follow(self) -> None:
         """Records what deciders do that are made from now on."""
         from dalsegno.integrations.common.deciding import LoadDecider
         from dalsegno.integrations.vllm import costs
+        from dalsegno.integrations.vllm.direct.both_ends import BothEnds, Jump
 
         recorded = self
 
@@ -81,7 +85,7 @@ class _Recorded:
                 return choice
 
             def end_load(self, number: int, seconds: float, **how: bool) -> None:
-                running = self._running.get(number)
+                running = self._running.loads.get(number)
                 for tier, size in running.sizes.items() if running else ():
                     recorded.loads.append([tier, size, self.model.load_s(tier, size), seconds])
                 super().end_load(number, seconds, **how)
@@ -92,7 +96,16 @@ class _Recorded:
                 recorded.steps.append([expected_s, step.seconds])
                 super().note_step(step)
 
+        jumps = BothEnds.jumps
+
+        def noted(self: BothEnds) -> list[Jump]:
+            found = jumps(self)
+            for one in found:
+                recorded.meetings.append([one.predicted, one.front, one.end - one.first])
+            return found
+
         costs.LoadDecider = Recording  # type: ignore[attr-defined]
+        BothEnds.jumps = noted  # type: ignore[method-assign]
 
 
 def _described(choice: Any, wish: Any) -> dict[str, Any]:
@@ -102,6 +115,7 @@ def _described(choice: Any, wish: Any) -> dict[str, Any]:
         "of": wish.blocks,
         "tiers": sorted({tier for tier, _ in wish.runs}),
         "in_step": choice.overlapped,
+        "front": choice.front,
         "predicted_s": choice.first_token_s,
         "computed_s": choice.computed_s,
         "loaded_s": choice.loaded_s,
@@ -158,6 +172,7 @@ class _Engine:
             "choices": self._recorded.choices,
             "loads": self._recorded.loads,
             "steps": self._recorded.steps,
+            "meetings": self._recorded.meetings,
         }
 
     def explain(self) -> dict[str, Any]:

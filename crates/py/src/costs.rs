@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use dalsegno_policy::first_token::{
     Ahead, ComputePrior, CostModel, Learned, LoadChoice, Others, Overlap, Question, Shown,
-    Situation, StepWork, TierRun, TransferPrior, Usual, Way, farthest_runs,
+    Situation, StepWork, StoredRuns, TierRun, TransferPrior, Usual, Way, farthest_runs, part_of,
 };
 use dalsegno_store::BlockTier;
 use parking_lot::Mutex;
@@ -98,6 +98,23 @@ impl PyLoadChoice {
     #[getter]
     fn overlapped(&self) -> bool {
         self.choice.way == Way::Overlapped
+    }
+
+    /// How many leading blocks are computed while the others come; 0 in another way.
+    ///
+    /// As predicted. The others are loaded from the last one on.
+    #[getter]
+    fn front(&self) -> usize {
+        match self.choice.way {
+            Way::BothEnds { front } => front,
+            Way::Ahead | Way::Overlapped => 0,
+        }
+    }
+
+    /// How many blocks a part has, if they are loaded from the last one on.
+    #[getter]
+    fn part(&self) -> usize {
+        part_of(self.choice.blocks)
     }
 
     /// Seconds until the first token, as predicted.
@@ -377,12 +394,15 @@ impl PyCostModel {
     ///     waiting: Requests that wait behind this one; their first tokens count as well.
     ///     queued: Bytes that are queued for ``dram``, ``log`` and ``far``.
     ///     load_all: All blocks are loaded, whatever that costs; only the way is chosen.
+    ///     both_ends: Whether blocks can be loaded from the last one on while those before them are
+    ///         computed.
     ///
     /// Raises:
     ///     InvalidError: There is no such tier.
     #[pyo3(signature = (
         terms, runs, computed, prompt, *, most_overlapped=0, most_copied=0, notice_s=0.0,
-        backlog_s=0.0, waiting=0, queued=(0.0, 0.0, 0.0), load_all=false
+        backlog_s=0.0, waiting=0, queued=(0.0, 0.0, 0.0), load_all=false,
+        both_ends=false
     ))]
     #[expect(clippy::too_many_arguments, reason = "named in Python")]
     #[expect(clippy::needless_pass_by_value, reason = "Python's arguments are extracted by value")]
@@ -399,6 +419,7 @@ impl PyCostModel {
         waiting: u32,
         queued: (f64, f64, f64),
         load_all: bool,
+        both_ends: bool,
     ) -> PyResult<PyLoadChoice> {
         let run = |(tier, blocks): &(Bound<'_, PyString>, usize)| {
             Ok::<_, PyErr>(TierRun { tier: tier_of(tier.to_str()?)?, blocks: *blocks })
@@ -407,7 +428,7 @@ impl PyCostModel {
         let (chunk, most_wait_s) = (terms.chunk, terms.most_wait_s);
         let model = self.model.lock();
         let question = Question {
-            runs: &[],
+            found: StoredRuns::default(),
             block_tokens: terms.block_tokens,
             computed,
             prompt,
@@ -419,7 +440,8 @@ impl PyCostModel {
             guard_s: model.guard_s(terms.guard_s, computed, prompt, chunk),
         };
         let queued = [queued.0, queued.1, queued.2];
-        let situation = Situation { runs: &runs, block_bytes: terms.block_bytes, queued, question };
+        let block_bytes = terms.block_bytes;
+        let situation = Situation { runs: &runs, block_bytes, queued, both_ends, question };
         let choice = if load_all { model.load_all(&situation) } else { model.choose(&situation) };
         Ok(PyLoadChoice { choice })
     }

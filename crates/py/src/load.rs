@@ -139,6 +139,15 @@ impl PyLoad {
         self.pending.transfer.cancel();
     }
 
+    /// Cancels the load.
+    ///
+    /// Returns:
+    ///     Whether its memory may be reused now: it has ended, or it was queued and does not begin
+    ///     any more. Otherwise it ends soon, as after :meth:`cancel`.
+    fn withdraw(&self) -> bool {
+        self.pending.transfer.withdraw()
+    }
+
     /// Whether it was refused because too many transfers were queued.
     #[getter]
     fn throttled(&self) -> bool {

@@ -218,7 +218,7 @@ def test_pages_that_are_never_fetched_leave_no_load_under_way(
     engine.load(backend, 5)
     assert sum(count for one in promised.values() for _, count in one.runs) == PAGES - 5
     assert backend._loads._decider is not None
-    assert not backend._loads._decider._running
+    assert not backend._loads._decider._running.loads
     engine.scheduler.now += 60
     assert backend.batch_exists(keys(PAGES)) == PAGES
     assert len(promised) == 1

@@ -115,12 +115,12 @@ class Engine:
         self._llm, self._engine, self._hooks = llm, llm.llm_engine, hooks
         self._aborted = 0
 
-    def ask(self, prompts: list[list[int]]) -> dict[str, Any]:
+    def ask(self, prompts: list[list[int]], answer_tokens: int = ANSWER_TOKENS) -> dict[str, Any]:
         """Asks at the same time; returns tokens, their log probabilities, and counters."""
         from vllm import SamplingParams
 
         sampling = SamplingParams(
-            temperature=0.0, max_tokens=ANSWER_TOKENS, ignore_eos=True, logprobs=0, detokenize=False
+            temperature=0.0, max_tokens=answer_tokens, ignore_eos=True, logprobs=0, detokenize=False
         )
         asked = [{"prompt_token_ids": prompt} for prompt in prompts]
         outputs = self._llm.generate(asked, sampling, use_tqdm=False)

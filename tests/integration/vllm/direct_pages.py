@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from vllm.distributed.kv_events import BlockRemoved
 from vllm.v1.core.kv_cache_utils import BlockHash, maybe_convert_block_hash
+from vllm.v1.request import RequestStatus
 
 # Tokens and bytes of one of vLLM's blocks, in one layer.
 TOKENS, PAGE = 4, 4096
@@ -41,6 +42,9 @@ class Asked:
     kv_transfer_params: dict[str, Any] | None = None
     pages: list[int] = field(default_factory=list)
     was_preempted: bool = False
+    # Tokens of the next step.
+    scheduled: int = 0
+    status: RequestStatus = RequestStatus.WAITING
 
     @property
     def all_token_ids(self) -> list[int]:
@@ -245,4 +249,5 @@ def scheduler_output(
 
 def write_if(scheduler: Any, writes: Callable[[], bool]) -> None:
     """Lets blocks be written to the disk only if a function says so."""
-    scheduler._keeping = SimpleNamespace(writes=lambda _: writes(), has_declined=True)
+    keeping = SimpleNamespace(writes=lambda _: writes(), has_declined=True)
+    scheduler._keeping = scheduler._planner._keeping = keeping

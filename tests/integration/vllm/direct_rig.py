@@ -1,9 +1,8 @@
 """A small engine around both halves of the direct path, whose KV cache has known right bytes.
 
-It makes vLLM's calls in vLLM's order: requests with prefix caching, chunked prefill, preemption,
-and recovery from failed loads. It computes a block by writing bytes that follow from the tokens up
-to its end, but noise if a block that it depends on does not have its right bytes on some rank: as
-in a model, what is computed from wrong blocks is wrong, on all ranks.
+It makes vLLM's calls in vLLM's order: prefix caching, chunked prefill, preemption, failed loads. It
+computes a block by writing bytes that follow from the tokens up to its end, but noise if a block
+that it depends on is wrong on some rank: as in a model, the result is wrong on all ranks.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from typing import Any
 import torch
 from tests.integration.fake_gpu import FakeGpu
 from tests.integration.vllm import tiers
+from tests.integration.vllm.direct_jumps import jump
 from tests.integration.vllm.direct_pages import (
     PAGE,
     TOKENS,
@@ -36,6 +36,7 @@ from tests.integration.vllm.direct_pages import (
 from tests.integration.vllm.gpu_caches import GpuCaches
 from tests.integration.vllm.slow_copies import SlowNamespace
 from vllm.v1.kv_offload.config import OffloadingCacheConfig
+from vllm.v1.request import RequestStatus
 
 from dalsegno.integrations.vllm.direct import memory
 from dalsegno.integrations.vllm.direct.scheduler import DirectScheduler
@@ -103,17 +104,16 @@ class Rig:
         self.scheduler.bind(SimpleNamespace(evict_blocks=self.pages.forget))
         self.caches, self._describe = Caches(names, ranks, pages), memory.of_engine
         if gpu is not None:
-            self.caches = of_gpu = GpuCaches(gpu, names, ranks, pages)
-            self._describe = of_gpu.describe
+            self.caches = on_gpu = GpuCaches(gpu, names, ranks, pages)
+            self._describe = on_gpu.describe
         self.workers = [self._worker(offloading, rank) for rank in range(ranks)]
         self.waiting: list[Asked] = []
         self.running: list[Asked] = []
-        # Requests that wait for their load, and how many tokens it brings.
+        # Requests that wait for their load.
         self.remote: dict[str, Asked] = {}
         self.ended_remote: dict[str, Asked] = {}
         self.hooks_run, self.aborts_in_step, self.router = True, False, Router()
-        self.failing, self.counts = Counter[int](), Counter[str]()
-        self._preempted: set[str] = set()
+        self.failing, self.counts, self._preempted = Counter[int](), Counter[str](), set[str]()
         self._ended: Counter[str] = Counter()
 
     def _worker(self, offloading: Any, rank: int) -> DirectWorker:
@@ -137,8 +137,7 @@ class Rig:
 
     def slow_down(self) -> None:
         """Lets copies end as late as they may."""
-        ranks = self.scheduler._store.ranks
-        assert ranks is not None
+        ranks: Any = self.scheduler._store.ranks
         ranks.update({rank: SlowNamespace(namespace) for rank, namespace in ranks.items()})
 
     def ask(self, name: str, tokens: Sequence[int], answers: int = 2) -> Asked:
@@ -165,6 +164,7 @@ class Rig:
         self.running.remove(request)
         self.pages.give_back(request.pages)
         request.pages, request.num_computed_tokens, request.was_preempted = [], 0, True
+        request.status = RequestStatus.PREEMPTED
         self._preempted.add(request.request_id)
         self.waiting.insert(0, request)
 
@@ -187,20 +187,22 @@ class Rig:
 
     def step(self) -> None:
         """Schedules and runs one step."""
+        self.counts["jumped_tokens"] += jump(self)
         new, cached, tokens = list[Any](), list[Any](), dict[str, int]()
         for one in list(self.running):
             while one in self.running:
                 if (given := self._grow(one)) is not None:
-                    cached.append((one, given, False))
+                    if one.scheduled:
+                        cached.append((one, given, False))
                     break
                 self.preempt(self.running[-1])
         for one in list(self.waiting):
             if (given := self._admit(one)) is not None:
                 (cached if one.was_preempted else new).append((one, given, True))
-        if not (new or cached or self.remote):
+        if not (new or cached or self.remote or self.running):
             self._unblock()
         for one, *_ in [*new, *cached]:
-            tokens[one.request_id] = min(CHUNK, one.num_tokens - one.num_computed_tokens)
+            tokens[one.request_id] = one.scheduled
         output = scheduler_output(new, cached, tokens, self._preempted)
         self._preempted = set()
         plan = self.scheduler.plan(output)
@@ -218,9 +220,14 @@ class Rig:
             self.running.append(holding[-1])
             self.preempt(holding[-1])
 
+    def _chunk(self, request: Asked, computed: int) -> int:
+        """Returns how many tokens of a request the next step computes."""
+        most = min(CHUNK, request.num_tokens - computed)
+        return self.scheduler.both_ends.chunk(request.request_id, computed, most)
+
     def _grow(self, request: Asked) -> list[int] | None:
         """Gives a running request blocks for its next tokens; None if there are too few."""
-        count = min(CHUNK, request.num_tokens - request.num_computed_tokens)
+        request.scheduled = count = self._chunk(request, request.num_computed_tokens)
         needed = -(-(request.num_computed_tokens + count) // TOKENS) - len(request.pages)
         if needed > len(self.pages.free):
             return None
@@ -242,7 +249,8 @@ class Rig:
                 return None
             external = promised
         known = request.num_computed_tokens if is_loaded else len(own) * TOKENS + external
-        count = 0 if is_async else min(CHUNK, request.num_tokens - known)
+        request.scheduled = count = 0 if is_async else self._chunk(request, known)
+        assert count or is_async, "a request that is admitted must compute something"
         self.pages.share(() if is_loaded else own)
         needed = -(-(known + count) // TOKENS) - len(own)
         if needed > len(self.pages.free):
@@ -260,6 +268,7 @@ class Rig:
             self.counts["step_loaded"] += external // TOKENS
         self._cache_pages(request, known + count)
         self.running.append(request)
+        request.status = RequestStatus.RUNNING
         return list(request.pages)
 
     def _cache_pages(self, request: Asked, computed: int) -> None:
@@ -350,14 +359,11 @@ class Rig:
     def settle(self) -> None:
         """Steps until nothing is under way."""
         until = time.monotonic() + PATIENCE_S
-        planned = (self.scheduler._loads, self.scheduler._saves)
-        queues = (self.waiting, self.running, self.remote)
-        while any(queues) or any(one.is_busy for one in planned) or self._announces():
+        planned = (self.scheduler._loads, self.scheduler._saves, self.scheduler.both_ends)
+        queues, announcer = (self.waiting, self.running, self.remote), self.scheduler._announcer
+        while any(queues) or any(one.is_busy for one in planned) or announcer.is_pending():
             assert time.monotonic() < until, "the engine does not come to an end"
             self.step()
-
-    def _announces(self) -> bool:
-        return self.scheduler._announcer.is_pending()
 
     def stored(self, tokens: Sequence[int]) -> int:
         """How many leading blocks the store has on all ranks; each has its right bytes."""

@@ -46,6 +46,11 @@ class SlowTransfer:
         if self._running is not None:
             self._running.cancel()
 
+    def withdraw(self) -> bool:
+        """It is never too late to begin."""
+        self.cancel()
+        return False
+
     def result(self) -> Any:
         return self._begin().result()
 

@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from tests.dose import dose
+from tests.integration.vllm.direct_jumps import use_both_ends
 from tests.integration.vllm.direct_pages import TOKENS, prefix_name, write_if
 from tests.integration.vllm.direct_rig import Rig
 from tests.served import ServerProcess, serving
@@ -36,6 +37,8 @@ def any_rig(make_rig: Callable[..., Rig], choose: random.Random, **settings: Any
         rig.read_in_steps()
     if choose.random() < 0.5:
         write_if(rig.scheduler, lambda: choose.random() < 0.5)
+    if choose.random() < 0.5:
+        use_both_ends(rig, lambda blocks: (choose.randrange(blocks), choose.randrange(1, 4)))
     return rig
 
 

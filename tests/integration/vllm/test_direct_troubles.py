@@ -50,6 +50,10 @@ class HangingLoad:
     def order_layer(self, layer: int, _: int, *, timeout_s: float) -> bool | None:
         return self.wait_layer(layer, timeout_s=timeout_s)
 
+    def withdraw(self) -> bool:
+        self.cancel()
+        return False
+
     def cancel(self) -> None:
         self._until = 0.0
 

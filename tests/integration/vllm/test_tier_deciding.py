@@ -238,10 +238,10 @@ def test_loads_are_measured_from_their_start_to_their_end(
     asked = Request(filled, "r", OURS)
     assert asked.lookup_all() == [HIT] * 10
     asked.load(2, rows=list(range(20, 30)))
-    assert decider._queued({})["log"] == 10 * ROW_BYTES
+    assert decider._running.queued({})["log"] == 10 * ROW_BYTES
     assert finished(filled)[0].success
     assert primary.holds(range(20, 30), OURS)
-    assert decider._queued({})["log"] == 0
+    assert decider._running.queued({})["log"] == 0
     assert decider.model.explain()["log"]["measured"] == 1
 
 

@@ -13,7 +13,15 @@ import pytest
 from dalsegno_bench.first_token import arrivals, bubble, cells, modelled, plot, real
 from dalsegno_bench.first_token.cells import HIT_RATES, SOURCES, crossover, table_of
 from dalsegno_bench.first_token.checks import checked
-from dalsegno_bench.first_token.layers import BEFORE, H200, LAYERS, NEW, LayerTimes, Part
+from dalsegno_bench.first_token.ends import Fronts
+from dalsegno_bench.first_token.layers import (
+    BEFORE,
+    H200,
+    LAYERS,
+    NEW,
+    LayerTimes,
+    Part,
+)
 from dalsegno_bench.first_token.learning import STEPS, learned
 from dalsegno_bench.first_token.loads_by_layer import MEASURED, reproduced
 from dalsegno_bench.first_token.pipeline import NOTHING, Plan, Source, first_token, step
@@ -34,7 +42,8 @@ SECONDS = LayerTimes("a clock", "made up", tuple(tuple(1e3 for _ in NEW) for _ i
 @cache
 def made_tables() -> list[cells.Table]:
     oracle = Oracle(H200, TOKENS)
-    return [table_of(H200, source, oracle, TOKENS, (1, 2)) for source in SOURCES]
+    fronts = Fronts(H200, TOKENS)
+    return [table_of(H200, source, oracle, fronts, TOKENS, (1, 2)) for source in SOURCES]
 
 
 # Layer times.
@@ -229,8 +238,11 @@ def _assert_falls(outcomes: list[Any]) -> None:
 def test_the_oracle_is_never_later_than_any_policy() -> None:
     for table in made_tables():
         for cell in table.cells:
-            best_s = cell.served["oracle"].outcome.first_token_s
-            for served in [*cell.served.values(), *cell.ours]:
+            best_s, both_s = cell.first_token_s("oracle"), cell.first_token_s("two_sided")
+            for name, served in cell.served.items():
+                least_s = both_s if name in {"both_ends", "two_sided"} else best_s
+                assert least_s <= served.outcome.first_token_s + 1e-12
+            for served in cell.ours:
                 assert best_s <= served.outcome.first_token_s + 1e-12
 
 
@@ -280,7 +292,8 @@ def test_the_crossover_is_where_loading_takes_as_long_as_the_rest() -> None:
 
 def test_the_checks_hold_for_short_prompts() -> None:
     found = checked(made_tables())
-    assert found.keys() == {"ours_vs_oracle", "ours_vs_best", "crossover"}
+    both = {"both_ends_vs_two_sided", "both_ends_vs_best"}
+    assert found.keys() == {"ours_vs_oracle", "ours_vs_best", "crossover", *both}
     for name, check in found.items():
         assert check["holds"], (name, check)
 
@@ -289,7 +302,7 @@ def test_a_check_fails_beyond_its_limit() -> None:
     table = made_tables()[0]
     late = cells.Served(Plan(0), first_token(H200, SOURCES[0], TOKENS, NOTHING))
     cell = table.cells[-1]
-    bad = cells.Cell(cell.hit_rate, cell.served, [late])
+    bad = cells.Cell(cell.hit_rate, cell.served, [late], [late])
     other = cells.Table("H200", "x", TOKENS, [bad], crossover=0.5, predicted=[0.6])
     found = checked([other])
     assert not any(check["holds"] for check in found.values())
@@ -343,7 +356,8 @@ def test_a_run_prints_every_figure_on_its_last_line(capsys: pytest.CaptureFixtur
     assert result["layer_times"] == {"H200": "measured", "H100": "modelled"}
     served = result["cells"]["H200"]["7 GB/s"][str(TOKENS)]
     assert {len(one["first_token_ms"]) for one in served.values()} == {len(HIT_RATES)}
-    assert served.keys() == {*FIXED, "offline_table", "ours", "oracle"}
+    both = {"both_ends", "two_sided"}
+    assert served.keys() == {*FIXED, "offline_table", "ours", "oracle", *both}
     assert result["arrivals"]["7 GB/s"].keys() == {
         *FIXED,
         "offline_table",

@@ -24,7 +24,7 @@ def answer(first_token_s: float, token: int = 7, **changes: Any) -> dict[str, An
 
 def choice(blocks: int, *, in_step: bool = False) -> dict[str, Any]:
     predicted = {"predicted_s": 1.0, "computed_s": 2.0, "loaded_s": 1.5}
-    return {"blocks": blocks, "of": 48, "in_step": in_step, **predicted}
+    return {"blocks": blocks, "of": 48, "in_step": in_step, "front": 0, **predicted}
 
 
 def asked(never: tuple[float, float], always: float, auto: float) -> Round:

@@ -186,10 +186,10 @@ def test_while_a_load_is_overdue_nothing_is_loaded_from_its_tier() -> None:
     assert decides.decide(wish).blocks == 310
     decides.begin_load(-1, [("log", 1)], 1)
     assert decides.decide(wish).blocks == 310
-    decides._running[-1].began -= 5
+    decides._running.loads[-1].began -= 5
     assert decides.decide(wish).blocks <= 10
     # It was forgotten: all loads have a time limit.
-    decides._running[-1].began -= 1000
+    decides._running.loads[-1].began -= 1000
     assert decides.decide(wish).blocks == 310
 
 

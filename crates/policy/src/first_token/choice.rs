@@ -6,7 +6,7 @@
 //!    request's own one comes no later than behind those before it without us.
 //! 3. The work of a decision is bounded, whatever the blocks are in.
 //!
-//! # Two ways to load
+//! # Three ways to load
 //!
 //! *Ahead*: the request waits for its blocks, and the engine computes others. If it does, the request is computed after
 //! the step in which its load ends.
@@ -30,6 +30,16 @@ const MOST_RUNS: usize = 16;
 const MARGIN: f64 = 1.25;
 /// A plan must gain this part of the guard to be worth its trouble.
 const LEAST_GAIN: f64 = 0.2;
+/// The same of one that divides a prompt into more steps, compared with computing it.
+const LEAST_GAIN_OF_STEPS: f64 = 2.0;
+/// Of so many reads inside a step one is late, and everything is computed. Loads from the last block on have no such
+/// risk.
+const RISK: f64 = 0.05;
+
+/// Parts in which the back of a prompt is loaded, if it has so many blocks.
+const PARTS: usize = 64;
+/// Parts that are lost, or awaited, where both ends meet.
+const LOST_PARTS: f64 = 1.0;
 
 /// Blocks in a row that one tier has.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -60,8 +70,8 @@ impl Run {
 /// A request whose leading blocks can be loaded.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Question<'a> {
-    /// Where its blocks are, from the first one that is not computed.
-    pub runs: &'a [Run],
+    /// Where its blocks are.
+    pub found: StoredRuns<'a>,
     /// Tokens of a block.
     pub block_tokens: f64,
     /// Tokens that the engine has already.
@@ -80,6 +90,15 @@ pub struct Question<'a> {
     pub others: Others,
     /// Seconds by which the first token may come later than the model predicts without anything being wrong.
     pub guard_s: f64,
+}
+
+/// The blocks of a request that a store has.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct StoredRuns<'a> {
+    /// From the first one that is not computed.
+    pub runs: &'a [Run],
+    /// From the last one on; empty if blocks cannot be loaded from there.
+    pub back: &'a [Run],
 }
 
 /// What is known of loads for which a request waits.
@@ -118,6 +137,11 @@ pub enum Way {
     Ahead,
     /// A step waits for each layer of them.
     Overlapped,
+    /// The request computes while they are loaded, from the last one on.
+    BothEnds {
+        /// Leading blocks that are computed, as predicted.
+        front: usize,
+    },
 }
 
 /// What to load.
@@ -143,12 +167,18 @@ pub struct LoadChoice {
 
 /// The predicted times of a plan.
 #[derive(Clone, Copy, Debug)]
-struct LoadPlan {
-    blocks: usize,
-    way: Way,
-    first_token_s: f64,
+pub(super) struct LoadPlan {
+    pub(super) blocks: usize,
+    pub(super) way: Way,
+    pub(super) first_token_s: f64,
     /// In which the engine computes, or waits, for this request.
-    engine_s: f64,
+    pub(super) engine_s: f64,
+}
+
+/// The blocks of one part of the back of a prompt, of which so many could be loaded.
+#[must_use]
+pub fn part_of(blocks: usize) -> usize {
+    blocks.div_ceil(PARTS)
 }
 
 /// Chooses how many leading blocks to load.
@@ -174,7 +204,7 @@ fn between(best: usize, total: usize) -> impl Iterator<Item = usize> {
 impl Question<'_> {
     /// The numbers of blocks to try: the borders of runs, and others at equal distances.
     fn positions(&self, total: usize) -> impl Iterator<Item = usize> {
-        let ends = self.runs.iter().take(MOST_RUNS).scan(0, |end, run| {
+        let ends = self.found.runs.iter().take(MOST_RUNS).scan(0, |end, run| {
             *end += run.blocks;
             Some(*end)
         });
@@ -182,20 +212,24 @@ impl Question<'_> {
         ends.chain(between).filter(|blocks| *blocks > 0)
     }
 
-    fn total(&self) -> usize {
-        self.runs.iter().map(|run| run.blocks).sum()
+    pub(super) fn total(&self) -> usize {
+        self.found.runs.iter().map(|run| run.blocks).sum()
     }
 
     /// A plan with its times, and those of its two ends.
     fn choice(&self, compute: &ComputeModel, plan: LoadPlan) -> LoadChoice {
+        let (load_s, front) = match plan.way {
+            Way::BothEnds { front } => (self.back_s(plan.blocks - front), front),
+            Way::Ahead | Way::Overlapped => (self.load_s(plan.blocks), 0),
+        };
         LoadChoice {
             blocks: plan.blocks,
             way: plan.way,
             first_token_s: plan.first_token_s,
             computed_s: self.better(compute, 0).first_token_s,
             loaded_s: self.better(compute, self.total()).first_token_s,
-            load_s: self.load_s(plan.blocks),
-            saved_s: self.saved_s(compute, plan.blocks),
+            load_s,
+            saved_s: self.saved_s(compute, plan.blocks) - self.front_s(compute, front),
             step_s: self.step_s(compute, self.end_of(plan.blocks)),
         }
     }
@@ -218,6 +252,14 @@ impl Question<'_> {
         for blocks in between(best.blocks, total) {
             compare(blocks, &mut best);
         }
+        let is_worth = |plan: &LoadPlan| {
+            plan.first_token_s <= latest_s
+                && cost(&best) - cost(plan) >= LEAST_GAIN * self.guard_s
+                && cost(&nothing) - cost(plan) >= LEAST_GAIN_OF_STEPS * self.guard_s
+        };
+        if let Some(plan) = both_ends(self, compute).filter(is_worth) {
+            best = plan;
+        }
         let gain_s = cost(&nothing) - cost(&best);
         if gain_s < LEAST_GAIN * self.guard_s { nothing } else { best }
     }
@@ -234,7 +276,7 @@ impl Question<'_> {
             return ahead;
         }
         let step_s = self.step_s(compute, from);
-        let first_s = self.sum(blocks, |run, count| run.first_layer_s(count, layers));
+        let first_s = sum(self.found.runs, blocks, |run, count| run.first_layer_s(count, layers));
         let waited_s = |part: f64, step_s: f64| {
             (part * first_s).max(part * load_s - step_s * (layers - 1.0) / layers)
         };
@@ -243,7 +285,9 @@ impl Question<'_> {
             return ahead;
         }
         let overlapped_s = step_s + waited_s(1.0, step_s);
-        let all_s = overlapped_s + rest_s - step_s;
+        let is_risk = !self.found.back.is_empty() && blocks > self.overlap.most_copied;
+        let risk_s = if is_risk { RISK * self.front_s(compute, blocks) } else { 0.0 };
+        let all_s = overlapped_s + rest_s - step_s + risk_s;
         if all_s > ahead.first_token_s {
             return ahead;
         }
@@ -260,7 +304,7 @@ impl Question<'_> {
     }
 
     /// The first token behind so many leading blocks. The last token is computed in any case.
-    fn end_of(&self, blocks: usize) -> f64 {
+    pub(super) fn end_of(&self, blocks: usize) -> f64 {
         let end = self.computed + number(blocks) * self.block_tokens;
         end.min(self.prompt - 1.0).max(0.0)
     }
@@ -277,24 +321,64 @@ impl Question<'_> {
         compute.request_s(self.computed, end, self.chunk)
     }
 
-    /// The seconds in which so many leading blocks arrive.
-    fn load_s(&self, blocks: usize) -> f64 {
-        self.sum(blocks, Run::load_s)
+    /// The seconds in which so many leading blocks are computed.
+    pub(super) fn front_s(&self, compute: &ComputeModel, blocks: usize) -> f64 {
+        compute.request_s(self.computed, self.end_of(blocks), self.chunk)
     }
 
-    /// The sum of the times of runs, one after the other, as far as so many leading blocks.
-    fn sum(&self, blocks: usize, time: impl Fn(&Run, usize) -> f64) -> f64 {
-        let (mut left, mut sum_s) = (blocks, 0.0);
-        for run in self.runs {
-            let count = run.blocks.min(left);
-            if count == 0 {
-                break;
-            }
-            sum_s += time(run, count);
-            left -= count;
-        }
-        sum_s
+    /// The seconds in which so many blocks arrive, the last ones first.
+    pub(super) fn back_s(&self, blocks: usize) -> f64 {
+        sum(self.found.back, blocks, Run::load_s)
     }
+
+    /// The seconds in which so many leading blocks arrive.
+    fn load_s(&self, blocks: usize) -> f64 {
+        sum(self.found.runs, blocks, Run::load_s)
+    }
+}
+
+/// The plan that loads blocks from the last one on while it computes those before; `None` if that is no way here.
+fn both_ends(question: &Question<'_>, compute: &ComputeModel) -> Option<LoadPlan> {
+    let total = question.total();
+    if question.found.back.is_empty() || total < 2 {
+        return None;
+    }
+    let times = |front| (question.front_s(compute, front), question.back_s(total - front));
+    let (mut least, mut most) = (1, total - 1);
+    while least < most {
+        let middle = usize::midpoint(least, most);
+        let (front_s, back_s) = times(middle);
+        if front_s < back_s {
+            least = middle + 1;
+        } else {
+            most = middle;
+        }
+    }
+    let met_s = |front| {
+        let (front_s, back_s) = times(front);
+        front_s.max(back_s)
+    };
+    let before = least.saturating_sub(1).max(1);
+    let front = if met_s(before) < met_s(least) { before } else { least };
+    let lost_s = LOST_PARTS * question.back_s(total) * number(part_of(total)) / number(total);
+    let rest_s = compute.request_s(question.end_of(total), question.prompt, question.chunk);
+    let first_token_s = met_s(front) + lost_s + rest_s;
+    let engine_s = question.front_s(compute, front) + rest_s;
+    Some(LoadPlan { blocks: total, way: Way::BothEnds { front }, first_token_s, engine_s })
+}
+
+/// The sum of the times of runs, one after the other, as far as so many blocks.
+pub(super) fn sum(runs: &[Run], blocks: usize, time: impl Fn(&Run, usize) -> f64) -> f64 {
+    let (mut left, mut sum_s) = (blocks, 0.0);
+    for run in runs {
+        let count = run.blocks.min(left);
+        if count == 0 {
+            break;
+        }
+        sum_s += time(run, count);
+        left -= count;
+    }
+    sum_s
 }
 
 #[expect(clippy::cast_precision_loss, reason = "far fewer blocks than 2^52")]

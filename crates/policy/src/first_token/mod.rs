@@ -9,7 +9,9 @@ mod regression;
 mod runs;
 mod transfer;
 
-pub use choice::{Ahead, LoadChoice, Others, Overlap, Question, Run, Way, choose, load_all};
+pub use choice::{
+    Ahead, LoadChoice, Others, Overlap, Question, Run, StoredRuns, Way, choose, load_all, part_of,
+};
 pub use compute::{ComputeModel, ComputePrior, StepWork};
 pub use learned::{Learned, Shown, Single};
 pub use model::{CostModel, Situation};

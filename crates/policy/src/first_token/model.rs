@@ -4,7 +4,7 @@
 
 use dalsegno_core::BlockTier;
 
-use super::choice::{LoadChoice, Question, Run, choose, load_all, number};
+use super::choice::{LoadChoice, Question, Run, StoredRuns, choose, load_all, number};
 use super::compute::{ComputeModel, ComputePrior, StepWork};
 use super::learned::Shown;
 use super::runs::TierRun;
@@ -22,7 +22,9 @@ pub struct Situation<'a> {
     pub block_bytes: f64,
     /// Bytes that are queued for each tier, as in [`BlockTier::ALL`].
     pub queued: [f64; 3],
-    /// The rest, whose `runs` are not used.
+    /// Whether blocks can be loaded from the last one on.
+    pub both_ends: bool,
+    /// The rest, whose `found` is not used.
     pub question: Question<'a>,
 }
 
@@ -97,37 +99,78 @@ impl CostModel {
     /// Chooses how many leading blocks of a request to load.
     #[must_use]
     pub fn choose(&self, situation: &Situation<'_>) -> LoadChoice {
-        choose(&Question { runs: &self.timed(situation), ..situation.question }, &self.compute)
+        let (runs, back) = (self.timed(situation), self.timed_back(situation));
+        let found = StoredRuns { runs: &runs, back: &back };
+        choose(&Question { found, ..situation.question }, &self.compute)
     }
 
     /// Chooses the way of loading all blocks of a request, whatever that costs.
     #[must_use]
     pub fn load_all(&self, situation: &Situation<'_>) -> LoadChoice {
-        load_all(&Question { runs: &self.timed(situation), ..situation.question }, &self.compute)
+        let runs = self.timed(situation);
+        let found = StoredRuns { runs: &runs, back: &[] };
+        load_all(&Question { found, ..situation.question }, &self.compute)
     }
 
-    /// The runs with the times of their tiers. All runs of a tier are one load: the first one waits for what is queued
-    /// and for the tier, and they are large together.
+    /// The runs with the times of their tiers, which most loads do not exceed.
     fn timed(&self, situation: &Situation<'_>) -> Vec<Run> {
-        let mut queued = situation.queued;
-        let mut begun = [false; 3];
-        let timed = |run: &TierRun| {
-            let (at, bytes) = (run.tier as usize, situation.block_bytes);
-            let before = queued[at];
-            queued[at] += number(run.blocks) * bytes;
-            let is_first = !std::mem::replace(&mut begun[at], true);
-            let tier = self.tier(run.tier);
-            let latency_s = if is_first { tier.usual_s(before) } else { 0.0 };
-            let block_s = tier.more_s(before, bytes);
-            let large = tier.large().map(|large| LargeLoads {
-                least: large.least / bytes,
-                seen: large.seen / bytes,
-                before: before / bytes,
-                counted_s: if is_first { 0.0 } else { large.late_s(before) },
-                late_s: large.late_s,
-            });
-            Run { blocks: run.blocks, latency_s, block_s, large }
-        };
-        situation.runs.iter().map(timed).collect()
+        let block = situation.block_bytes;
+        timed(situation, situation.runs.iter(), |run, before| Pace {
+            first_s: self.tier(run.tier).usual_s(before),
+            block_s: self.tier(run.tier).more_s(before, block),
+            large: self.tier(run.tier).large(),
+        })
     }
+
+    /// The runs from the last block on, with the times that are expected: a late back costs nothing.
+    fn timed_back(&self, situation: &Situation<'_>) -> Vec<Run> {
+        let block = situation.block_bytes;
+        let runs = situation.runs.iter().rev().filter(|_| situation.both_ends);
+        timed(situation, runs, |run, before| {
+            let tier = self.tier(run.tier);
+            let first_s = tier.expected_s(before);
+            Pace {
+                first_s,
+                block_s: tier.expected_s(before + block) - first_s,
+                large: tier.large(),
+            }
+        })
+    }
+}
+
+/// How fast blocks of a tier arrive.
+struct Pace {
+    /// Seconds of what is queued before them.
+    first_s: f64,
+    /// Seconds of each.
+    block_s: f64,
+    large: Option<LargeLoads>,
+}
+
+/// Runs with times. All runs of a tier are one load: the first one waits for what is queued and for the tier, and they
+/// are large together.
+fn timed<'a>(
+    situation: &Situation<'_>,
+    runs: impl Iterator<Item = &'a TierRun>,
+    pace: impl Fn(&TierRun, f64) -> Pace,
+) -> Vec<Run> {
+    let mut queued = situation.queued;
+    let mut begun = [false; 3];
+    let timed = |run: &TierRun| {
+        let (at, bytes) = (run.tier as usize, situation.block_bytes);
+        let before = queued[at];
+        queued[at] += number(run.blocks) * bytes;
+        let is_first = !std::mem::replace(&mut begun[at], true);
+        let Pace { first_s, block_s, large } = pace(run, before);
+        let latency_s = if is_first { first_s } else { 0.0 };
+        let large = large.map(|large| LargeLoads {
+            least: large.least / bytes,
+            seen: large.seen / bytes,
+            before: before / bytes,
+            counted_s: if is_first { 0.0 } else { large.late_s(before) },
+            late_s: large.late_s,
+        });
+        Run { blocks: run.blocks, latency_s, block_s, large }
+    };
+    runs.map(timed).collect()
 }

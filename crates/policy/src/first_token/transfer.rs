@@ -277,6 +277,15 @@ impl TransferModel {
         self.proven.map_or(high_s, |proven| high_s.max(latency_s + bytes * proven.byte_s))
     }
 
+    /// The seconds in which so many bytes are expected to arrive, where it costs nothing that they are late.
+    #[must_use]
+    pub fn expected_s(&self, bytes: f64) -> f64 {
+        if self.learned.was_given_up() {
+            return self.usual_s(bytes);
+        }
+        self.learned.time(&[1.0, bytes])
+    }
+
     /// The seconds that so many more bytes take, behind `before` others, if they are not large together.
     #[must_use]
     pub fn more_s(&self, before: f64, bytes: f64) -> f64 {

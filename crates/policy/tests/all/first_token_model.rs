@@ -3,7 +3,7 @@
 use dalsegno_core::BlockTier;
 use dalsegno_policy::first_token::{
     Ahead, ComputeModel, ComputePrior, CostModel, Others, Overlap, Question, Run, Shown, Situation,
-    StepWork, TierRun, TransferModel, TransferPrior, Way, choose,
+    StepWork, StoredRuns, TierRun, TransferModel, TransferPrior, Way, choose,
 };
 use proptest::prelude::*;
 
@@ -345,7 +345,7 @@ fn large_loads_behind_others_are_late_with_them() {
     for before in [0_u32, 100, 300] {
         let blocks = 400 - before;
         let question = Question {
-            runs: &[],
+            found: StoredRuns::default(),
             block_tokens: 16.0,
             computed: 0.0,
             prompt: 16.0 * f64::from(blocks + 1),
@@ -364,6 +364,7 @@ fn large_loads_behind_others_are_late_with_them() {
                 runs: &runs,
                 block_bytes: 1e6,
                 queued: [0.0, 1e6 * f64::from(before), 0.0],
+                both_ends: false,
                 question,
             };
             let load_s = model.load_all(&situation).load_s;
@@ -425,13 +426,15 @@ proptest! {
         most_blocks in 0_usize..1000,
         most_copied in 0_usize..1000,
         most_wait_s in 0.0..1.0,
+        both_ends: bool,
     ) {
+        let back: Vec<Run> = runs.iter().rev().filter(|_| both_ends).copied().collect();
         let blocks: usize = runs.iter().map(|run| run.blocks).sum();
         let block_tokens = 16.0;
         let computed = f64::from(computed) * block_tokens;
         let prompt = computed + f64::from(u32::try_from(blocks).unwrap()) * block_tokens + f64::from(more);
         let question = Question {
-            runs: &runs,
+            found: StoredRuns { runs: &runs, back: &back },
             block_tokens,
             computed,
             prompt,
@@ -455,6 +458,24 @@ proptest! {
             // That is so for a load that is a little slower than predicted, too.
             prop_assert!(1.2 * load_s / 32.0 <= most_wait_s);
             prop_assert!(1.2 * load_s <= most_wait_s + step_s);
+        }
+        if let Way::BothEnds { front } = choice.way {
+            prop_assert!(both_ends && (1..blocks).contains(&front) && choice.blocks == blocks);
+            // Wherever else both ends could meet, they would not meet sooner.
+            let model = ComputeModel::new(prior(factor));
+            let end = |count: usize| {
+                (computed + f64::from(u32::try_from(count).unwrap()) * block_tokens).min(prompt - 1.0)
+            };
+            let front_s = |count| model.request_s(computed, end(count), f64::from(chunk));
+            let met_s = |count| f64::max(front_s(count), load_s(&back, blocks - count));
+            let rest_s = model.request_s(end(blocks), prompt, f64::from(chunk));
+            let least_s = (1..blocks).map(met_s).fold(f64::INFINITY, f64::min);
+            let lost_s = choice.first_token_s - rest_s - met_s(front);
+            prop_assert!(met_s(front) <= least_s + 1e-12);
+            prop_assert!(lost_s >= 0.0);
+            // No other way loads so much in less time, and a part of it is lost at most.
+            prop_assert!(choice.first_token_s <= choice.loaded_s + 1e-12);
+            prop_assert!(lost_s <= load_s(&back, blocks) / 2.0 + 1e-12);
         }
     }
 }

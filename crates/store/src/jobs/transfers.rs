@@ -5,12 +5,14 @@
 //! 3. Queues are bounded. A full queue throttles; it never blocks the caller.
 //! 4. Loads and stores have a lane each. So no load waits while stores hang, and no store while loads do.
 //! 5. In a forked child every transfer has ended: the thread that would end it does not exist there.
-//! 6. Each function given to [`Transfer::on_end`] is called exactly once: when the transfer ends, or immediately if it
+//! 6. A transfer that is withdrawn while it is queued never touches its memory, and ends in its turn.
+//! 7. Each function given to [`Transfer::on_end`] is called exactly once: when the transfer ends, or immediately if it
 //!    has ended.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use dalsegno_core::{Clock, Deadline, Error, ErrorKind, Result};
@@ -93,7 +95,9 @@ impl TransferLanes {
         place.start(move |permission| {
             let waited = clock.now().since(submitted);
             let timeout = terms.timeout.map(|timeout| timeout.saturating_sub(waited));
-            ending.1 = permission.ok().map(|()| work(&Terms { timeout, ..terms }));
+            if ending.0.begin() {
+                ending.1 = permission.ok().map(|()| work(&Terms { timeout, ..terms }));
+            }
             drop(ending);
         });
         transfer
@@ -135,7 +139,15 @@ pub struct Transfer<T> {
 struct TransferShared<T> {
     progress: Mutex<TransferProgress<T>>,
     ended: Condvar,
+    turn: AtomicU8,
 }
+
+/// Still in the queue.
+const QUEUED: u8 = 0;
+/// Its job has begun.
+const BEGUN: u8 = 1;
+/// Its job must not begin.
+const WITHDRAWN: u8 = 2;
 
 enum TransferProgress<T> {
     Running(Vec<Callback>),
@@ -158,7 +170,8 @@ impl<T> fmt::Debug for TransferProgress<T> {
 impl<T> Transfer<T> {
     fn new(throttled: bool) -> Self {
         let progress = Mutex::new(TransferProgress::Running(Vec::new()));
-        let shared = TransferShared { progress, ended: Condvar::new() };
+        let shared =
+            TransferShared { progress, ended: Condvar::new(), turn: AtomicU8::new(QUEUED) };
         let process = Process::this();
         Self { shared: Arc::new(shared), cancel: Cancel::default(), throttled, process }
     }
@@ -229,6 +242,14 @@ impl<T> Transfer<T> {
         self.cancel.cancel();
     }
 
+    /// Cancels it; whether nothing touches its memory from now on: it has ended, or will not begin. Else it ends soon.
+    #[must_use]
+    pub fn withdraw(&self) -> bool {
+        self.cancel.cancel();
+        let was_queued = self.shared.leave_queue(WITHDRAWN);
+        was_queued || self.shared.is_withdrawn() || self.state() == TransferState::Done
+    }
+
     /// Whether it was refused because the queue was full (or the store closed).
     #[must_use]
     pub fn is_throttled(&self) -> bool {
@@ -255,6 +276,21 @@ impl<T> Transfer<T> {
 }
 
 impl<T> TransferShared<T> {
+    /// Whether its job may begin.
+    fn begin(&self) -> bool {
+        self.leave_queue(BEGUN)
+    }
+
+    fn is_withdrawn(&self) -> bool {
+        self.turn.load(Ordering::Acquire) == WITHDRAWN
+    }
+
+    /// Whether it was in the queue still.
+    fn leave_queue(&self, turn: u8) -> bool {
+        // What the job does is ordered by the lane, and what it has done by the end.
+        self.turn.compare_exchange(QUEUED, turn, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
     fn finish(&self, result: Result<T>) {
         let before =
             std::mem::replace(&mut *self.progress.lock(), TransferProgress::Ended(Some(result)));

@@ -100,6 +100,26 @@ fn cancelled_throttled_and_queued_transfers_report_their_end_when_the_store_clos
 }
 
 #[test]
+fn a_transfer_that_is_withdrawn_in_the_queue_never_begins() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = Config { transfer_threads: Some(1), ..config(64 << 20) };
+    let (device, store, blocks) = opened(dir.path(), &config);
+    device.hang(Hung::Writes);
+    let under_way = submit(&store, blocks, 1);
+    wait_until_device_holds(&device, 1);
+    let queued = submit(&store, blocks, 2);
+    assert!(queued.withdraw(), "it waits behind the other one");
+    assert!(queued.withdraw(), "it is withdrawn");
+    assert_eq!(queued.state(), TransferState::Running);
+    assert!(!under_way.withdraw(), "its memory is in use");
+    device.go_on();
+    assert!(under_way.wait(Some(TIMEOUT)) && queued.wait(Some(TIMEOUT)));
+    assert!(under_way.withdraw(), "it has ended");
+    assert_eq!(queued.take().unwrap().unwrap_err().kind(), ErrorKind::Unavailable);
+    store.close();
+}
+
+#[test]
 fn a_transfer_accepts_a_bounded_number_of_functions() {
     let dir = tempfile::tempdir().unwrap();
     let (device, store, blocks) = opened(dir.path(), &config(64 << 20));

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
 from dalsegno import LoadTerms
+from dalsegno.integrations.common.running import Back, Running, RunningLoads
 from dalsegno.integrations.common.settings import StoreSettings
 from dalsegno.integrations.common.step_waits import StepWaits
 from dalsegno.integrations.common.steps import StepTime
 from dalsegno.integrations.common.wishes import Runs, Wish, farthest, part
-from dalsegno.profiles import TIERS, Profile
+from dalsegno.profiles import Profile
 
 # A step whose tokens attend to fewer others decodes, on average over all tokens that are read; so
 # many others must have been measured before a step waits for blocks that are read beside it.
@@ -31,9 +31,6 @@ PATIENCE, LEAST_LOAD_S = 4.0, 1.0
 LATE = 1.5
 # A sample is early if it takes so many times less than loads of its size.
 EARLY = 1.5
-# A load under way is overdue after so many times its expected time, and these seconds and steps: it
-# is noticed at the end of a step, and with asynchronous scheduling at the end of the next one.
-OVERDUE, OVERDUE_S, OVERDUE_STEPS = 2.0, 0.1, 3
 # With so many waiting requests, the first token of one may come later for the sake of all.
 BUSY = 4
 # No step takes so long: a clock was wrong.
@@ -73,6 +70,9 @@ class Decision(NamedTuple):
         load_s: Seconds that most such loads do not exceed.
         step_s: Seconds that the step behind them computes.
         saved_s: Seconds of computing that they save.
+        front: How many of them are computed, as predicted, while the others are loaded, from the
+            last one on; 0 if they are loaded in another way.
+        part: Blocks of a part, if they are loaded from the last one on.
     """
 
     blocks: int
@@ -80,24 +80,8 @@ class Decision(NamedTuple):
     load_s: float = 0.0
     step_s: float = 0.0
     saved_s: float = 0.0
-
-
-@dataclass
-class _Running:
-    """A load that has not ended.
-
-    Attributes:
-        sizes: Bytes by tier.
-        queued: The same of those before it; None if one was given up, as nobody knows how much of
-            it was read.
-        expected_s: Seconds in which it should end.
-        began: In seconds of the monotonic clock.
-    """
-
-    sizes: dict[str, int]
-    queued: dict[str, int] | None
-    expected_s: float
-    began: float = field(default_factory=time.monotonic)
+    front: int = 0
+    part: int = 0
 
 
 class Listener(Protocol):
@@ -120,7 +104,6 @@ class LoadDecider:
     Attributes:
         model: What was learned of it.
         profile: Where it is kept.
-        read: The bytes, by tier, of a read under way for which no request waits.
     """
 
     def __init__(self, settings: StoreSettings, engine: Engine, profile: Profile) -> None:
@@ -134,8 +117,7 @@ class LoadDecider:
         self._settings, self.profile = settings, profile
         self.engine = engine
         self.model: Any = profile.model()
-        self._running: dict[int, _Running] = {}
-        self.read: Mapping[str, int] = {}
+        self._running = RunningLoads()
         self._step_waits = StepWaits()
         # Steps of prompts that were measured here, and how long the last step took.
         self._steps, self._last_step_s = 0, 0.0
@@ -153,7 +135,8 @@ class LoadDecider:
     def decide(self, wish: Wish) -> Decision:
         """Decides what is loaded of what could be."""
         policy = self._settings.load_policy
-        if policy == "auto" and (overdue := self._overdue()):
+        most_s = self._settings.load_timeout_s
+        if policy == "auto" and (overdue := self._running.overdue(self._last_step_s, most_s)):
             runs = list(itertools.takewhile(lambda run: run[0] not in overdue, wish.runs))
             is_cut = len(runs) < len(wish.runs)
             wish = replace(wish, runs=() if is_cut and wish.whole_bytes else runs)
@@ -167,22 +150,8 @@ class LoadDecider:
         blocks = wish.blocks * choice.blocks if wish.whole_bytes else choice.blocks
         in_step = choice.overlapped
         step_s = choice.step_s if in_step else 0.0
-        return Decision(blocks, in_step, choice.load_s, step_s, choice.saved_s)
-
-    def _overdue(self) -> set[str]:
-        """Returns the tiers of which a load under way is late by far.
-
-        The load will show that its tier has changed, but only when it ends or is given up.
-        """
-        if not self._running:
-            return set()
-        grace_s = OVERDUE_S + OVERDUE_STEPS * self._last_step_s
-        now, most_s = time.monotonic(), self._settings.load_timeout_s + grace_s
-        return {
-            farthest(one.sizes)
-            for one in self._running.values()
-            if one.sizes and OVERDUE * one.expected_s + grace_s < now - one.began < most_s
-        }
+        front, part = choice.front, choice.part
+        return Decision(blocks, in_step, choice.load_s, step_s, choice.saved_s, front, part)
 
     @property
     def knows_steps(self) -> bool:
@@ -213,8 +182,9 @@ class LoadDecider:
             notice_s=self.notice_s(wish),
             backlog_s=backlog_s,
             waiting=waiting,
-            queued=tuple(self._queued(wish.promised).values()),
+            queued=tuple(self._running.queued(wish.promised).values()),
             load_all=load_all,
+            both_ends=wish.both_ends,
         )
 
     def _terms_of(self, block_bytes: int, block_tokens: int) -> LoadTerms:
@@ -243,6 +213,10 @@ class LoadDecider:
         """Returns the seconds in which a request is computed."""
         return float(self.model.request_s(wish.computed, wish.prompt, self.engine.chunk))
 
+    def between_s(self, first: int, end: int) -> float:
+        """Returns the seconds in which a request computes its tokens from one to another one."""
+        return float(self.model.request_s(first, end, self.engine.chunk))
+
     def limit_s(self, decided: Decision, most_s: float) -> float:
         """Returns the seconds after which a load is given up for which no step waits.
 
@@ -265,30 +239,20 @@ class LoadDecider:
             return {farthest(tier for tier, _ in wish.runs): wish.whole_bytes}
         return self._sizes(wish.runs, count)
 
-    def _sizes(self, runs: Runs, count: int) -> dict[str, int]:
-        """Returns the bytes of leading blocks by tier."""
+    def _sizes(self, runs: Runs, end: int, first: int = 0) -> dict[str, int]:
+        """Returns the bytes of blocks from a position to another one by tier."""
         sizes: dict[str, int] = {}
-        for tier, blocks in part(runs, 0, count):
+        for tier, blocks in part(runs, first, end):
             sizes[tier] = sizes.get(tier, 0) + blocks * self.engine.block_bytes
         return sizes
 
-    def _queued(self, promised: Mapping[str, int]) -> dict[str, int]:
-        """Returns the bytes that each tier has to bring, of loads and reads, and those promised."""
-        queued = dict.fromkeys(TIERS, 0)
-        for sizes in (self.read, promised, *[one.sizes for one in self._running.values()]):
-            for tier, size in sizes.items():
-                queued[tier] += size
-        return queued
-
-    def begin_load(self, number: int, runs: Runs, count: int) -> None:
-        """Notes that a load of so many leading blocks begins."""
-        self.begin_bytes(number, self._sizes(runs, count))
+    def begin_load(self, number: int, runs: Runs, end: int, first: int = 0) -> None:
+        """Notes that a load of the blocks from a position to another one begins."""
+        self.begin_bytes(number, self._sizes(runs, end, first))
 
     def begin_bytes(self, number: int, sizes: dict[str, int]) -> None:
         """Notes that a load begins, of so many bytes from each tier."""
-        queued = self._queued({})
-        times = (self.model.load_s(tier, queued[tier] + size) for tier, size in sizes.items())
-        self._running[number] = _Running(sizes, queued, sum(times))
+        self._running.begin(number, sizes, self.model.load_s)
 
     def end_load(
         self, number: int, seconds: float, *, is_whole: bool, was_late: bool = False
@@ -301,25 +265,45 @@ class LoadDecider:
             is_whole: Whether it has brought all blocks.
             was_late: Whether it was given up because a step would have waited too long.
         """
-        running = self._running.pop(number, None)
-        if running is None:
-            return
-        tiers, others = running.sizes.keys(), self._running.values()
-        rivals = [one for one in others if not tiers.isdisjoint(one.sizes)]
-        if not is_whole or not seconds:
-            for one in rivals:
-                if one.began > running.began:
-                    one.queued = None
-        if not seconds or not running.sizes:
+        running = self._running.end(number, is_known=is_whole and seconds > 0)
+        if running is None or not seconds or not running.sizes:
             return
         for listener in listeners if is_whole else ():
             listener.load(running.sizes, seconds)
-        has_overtaken = any(one.began < running.began for one in rivals)
         # Else nobody knows what was read before it.
-        if not is_whole or (running.queued is not None and not has_overtaken):
+        if not is_whole or running.queued is not None:
             self._learn(running, seconds, is_whole=is_whole, was_late=was_late)
 
-    def _learn(self, running: _Running, seconds: float, *, is_whole: bool, was_late: bool) -> None:
+    def end_back(
+        self, number: int, runs: Runs, loaded: tuple[int, int], seconds: float, part: int
+    ) -> Back | None:
+        """Learns how long a load took that was ended where computing had come to.
+
+        Args:
+            number: Of the load.
+            runs: The tiers of the blocks that it could have loaded.
+            loaded: Position of the first block that it has loaded, and behind the last one.
+            seconds: Until these were there; without any, for how long the first part was awaited; 0
+                if that says nothing.
+            part: Blocks of that.
+
+        Returns:
+            What was loaded, if it is of one tier.
+        """
+        low, high = loaded
+        if low < high:
+            sizes = self._sizes(runs, high, low)
+            self._running.shrink(number, sizes)
+            self.end_load(number, seconds, is_whole=True)
+            ((tier, size),) = sizes.items() if len(sizes) == 1 else (("", 0),)
+            return Back(tier, size, seconds) if tier else None
+        self.end_load(number, 0.0, is_whole=False)
+        for tier, size in self._sizes(runs, high, high - part).items():
+            # It takes longer than that. 0 seconds teach nothing.
+            self.note_read(tier, size, seconds, is_whole=False)
+        return None
+
+    def _learn(self, running: Running, seconds: float, *, is_whole: bool, was_late: bool) -> None:
         queued = running.queued or {}
         sizes = {tier: queued.get(tier, 0) + size for tier, size in running.sizes.items()}
         # What one load had of several tiers is set against the one that should take longest. If it
@@ -342,9 +326,18 @@ class LoadDecider:
         elif own_s > expected[slowest]:
             self.model.note_given_up(slowest, sizes[slowest])
 
+    @property
+    def read(self) -> Mapping[str, int]:
+        """The bytes, by tier, of a read under way for which no request waits."""
+        return self._running.read
+
+    @read.setter
+    def read(self, sizes: Mapping[str, int]) -> None:
+        self._running.read = sizes
+
     def is_loading(self, tier: str) -> bool:
         """Whether loads under way have blocks of a tier."""
-        return any(one.sizes.get(tier) for one in self._running.values())
+        return self._running.is_loading(tier)
 
     def note_read(self, tier: str, size: int, seconds: float, *, is_whole: bool = True) -> Shown:
         """Learns how long a read of so many bytes took that nobody waited for.

@@ -13,7 +13,9 @@ So a tier that became fast is found again, mostly after two requests, and none w
    not learned, as disks may bring few bytes immediately. Behind an early one the next two are used.
    There is none of fewer than 16 blocks, as it would be much of them, nor of a far tier, as a block
    that is read from there again and again is copied to the disk: that takes up to 17 requests.
-4. What was read goes nowhere: into memory that is kept for the next read. No call waits.
+4. Of a request that was computed while its back was loaded, some blocks that it computed are read
+   afterwards if the back was early: of the first two in a row, then of one in 16.
+5. What was read goes nowhere: into memory that is kept for the next read. No call waits.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from typing import Any, Literal
 
 from dalsegno import DalsegnoError
 from dalsegno.integrations.common.deciding import LoadDecider, Shown
+from dalsegno.integrations.common.running import Back
 from dalsegno.integrations.common.wishes import Runs
 from dalsegno.profiles import TIERS
 
@@ -85,6 +88,8 @@ class Turns:
         self._large: Counter[str] = Counter()
         # Of how many reads of it one is small.
         self._every: dict[str, int] = {}
+        # Backs of prompts in a row that were early.
+        self._early_backs: Counter[str] = Counter()
 
     def note_loaded(self, runs: Runs) -> None:
         """Notes that blocks are loaded: their tiers are measured by that."""
@@ -99,6 +104,15 @@ class Turns:
             return "sample"
         self._large[tier] = (self._large[tier] + 1) % self._every.get(tier, SMALL_EVERY)
         return "large" if self._large[tier] else "small"
+
+    def note_back(self, tier: str, *, is_early: bool) -> bool:
+        """Notes that the back of a prompt was loaded; returns whether to read blocks behind it."""
+        if not is_early:
+            del self._early_backs[tier]
+            return False
+        self._early_backs[tier] += 1
+        number = self._early_backs[tier]
+        return number <= BEHIND_EARLY or number % SELDOM == 0
 
     def note_early(self, tier: str) -> None:
         """Notes that a sample was early: two reads, first a larger one."""
@@ -162,6 +176,28 @@ class Rereads:
     def note_loaded(self, runs: Runs) -> None:
         """Notes that blocks are loaded: their tiers are measured by that."""
         self._turns.note_loaded(runs)
+
+    def offer_behind(
+        self,
+        namespaces: Sequence[Any],
+        chain: Sequence[bytes],
+        runs: Runs,
+        computed_s: float,
+        back: Back,
+    ) -> None:
+        """Reads some of the blocks that a request has computed, if its back was early.
+
+        Args:
+            namespaces: Where they are, one for each worker, with blocks of one size.
+            chain: Their names, in prefix order.
+            runs: Their tiers.
+            computed_s: Seconds in which they were computed.
+            back: What was loaded behind them.
+        """
+        is_early = self._decider.is_early(back.tier, back.size, back.seconds)
+        if self._turns.note_back(back.tier, is_early=is_early):
+            others = [(tier, 1) for tier, _ in runs if tier != back.tier]
+            self.offer(namespaces, chain, runs, computed_s, others)
 
     def offer(
         self,

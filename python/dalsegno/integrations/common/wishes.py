@@ -44,6 +44,8 @@ class Wish:
             and engines compute what has begun before what has not.
         whole_bytes: Bytes of all blocks if only all of them or none can be loaded; else 0.
         promised: Bytes by tier whose loads were promised to others and have not begun.
+        both_ends: Whether blocks can be loaded from the last one on while those before them are
+            computed.
     """
 
     runs: Runs
@@ -57,6 +59,7 @@ class Wish:
     longest: int = 0
     whole_bytes: int = 0
     promised: Mapping[str, int] = field(default_factory=dict)
+    both_ends: bool = False
 
     @property
     def blocks(self) -> int:
@@ -95,6 +98,14 @@ class Others:
         """Notes which requests a step computes."""
         self._computed = set(names)
 
+    def wait_beside(self, name: str) -> bool:
+        """Whether others wait."""
+        return len(self._waiting) > (name in self._waiting)
+
+    def are_beside(self, name: str) -> bool:
+        """Whether the last step has computed others."""
+        return not self._computed <= {name}
+
     def end(self, name: str) -> None:
         """Notes that a request has ended."""
         self.begin(name)
@@ -111,7 +122,7 @@ class Others:
         waiting = (tokens for other, tokens in self._waiting.items() if other != name)
         wish.longest = max(itertools.islice(waiting, NEXT), default=0)
         wish.waiting = len(self._waiting) - (name in self._waiting)
-        wish.is_beside = not self._computed <= {name}
+        wish.is_beside = self.are_beside(name)
         wish.saved_s = self.saved_s - saved_before_s
 
 

@@ -7,6 +7,9 @@ Four names for vLLM's configuration, each loaded when it is first asked for:
 * `DalsegnoSpec`: vLLM's tiering, with memory that goes with the engine's processes.
 * `DalsegnoCpuSpec`: the same on vLLM's CPU platform, where vLLM has no tiering of its own.
 
+`make_scheduler` is vLLM's scheduler, with requests that jump over loaded blocks; vLLM is given it
+by `DalsegnoConnector`, or by its `--scheduler-cls`.
+
 And `register`, which vLLM calls when it starts, by the entry point `vllm.general_plugins`.
 
 Importing this package imports neither vLLM nor the store.
@@ -21,16 +24,25 @@ from dalsegno.integrations.common import lazy
 if TYPE_CHECKING:
     from dalsegno.integrations.vllm.connector import DalsegnoConnector
     from dalsegno.integrations.vllm.plugin import register
+    from dalsegno.integrations.vllm.scheduling import make_scheduler
     from dalsegno.integrations.vllm.spec import DalsegnoCpuSpec, DalsegnoSpec
     from dalsegno.integrations.vllm.tier import DalsegnoTier
 
-__all__ = ["DalsegnoConnector", "DalsegnoCpuSpec", "DalsegnoSpec", "DalsegnoTier", "register"]
+__all__ = [
+    "DalsegnoConnector",
+    "DalsegnoCpuSpec",
+    "DalsegnoSpec",
+    "DalsegnoTier",
+    "make_scheduler",
+    "register",
+]
 
 _HOMES = {
     "DalsegnoConnector": "connector",
     "DalsegnoCpuSpec": "spec",
     "DalsegnoSpec": "spec",
     "DalsegnoTier": "tier",
+    "make_scheduler": "scheduling",
     "register": "plugin",
 }
 

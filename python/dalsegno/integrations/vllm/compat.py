@@ -24,6 +24,7 @@ from typing import Any
 
 import msgspec
 from vllm.v1.core import kv_cache_utils
+from vllm.v1.core.sched.output import NewRequestData
 from vllm.v1.kv_offload.base import OffloadingEvent
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
@@ -216,3 +217,17 @@ def host_hits() -> Any:
     with contextlib.suppress(ImportError, AttributeError):
         return importlib.import_module("vllm.v1.metrics.cache_hit_source").CacheHitSource.HOST
     return None
+
+
+def new_request_data(request: Any, block_ids: Any, computed: int) -> Any:
+    """Builds what vLLM's second model runner is sent of a request, as if it was new to it.
+
+    Args:
+        request: vLLM's request, without media.
+        block_ids: All of its blocks, by KV-cache group.
+        computed: Its tokens that are there before the step.
+    """
+    tokens = request._all_token_ids  # noqa: SLF001 - as vLLM's scheduler does
+    data = NewRequestData.from_request(request, block_ids, tokens)
+    data.num_computed_tokens = computed
+    return data

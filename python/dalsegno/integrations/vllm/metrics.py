@@ -75,13 +75,19 @@ _COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
         (),
     ),
     "events_resyncs": ("Comparisons of all announced blocks with the store.", ()),
+    "jumped_tokens": ("Tokens that were loaded while those before them were computed.", ()),
     "step_loads": ("Loads that ran inside a step of vLLM, on the direct path.", ()),
     "bypassed_requests": ("Requests that the store must not serve, such as those of LoRA.", ()),
     "errors": ("Exceptions that became misses, by call.", ("call",)),
 }
-_HISTOGRAMS = {
-    "load_seconds": "Seconds from the start of a load job to its result.",
-    "store_seconds": "Seconds from the start of a store job to its result.",
+_PARTS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+_HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
+    "load_seconds": ("Seconds from the start of a load job to its result.", _SECONDS),
+    "store_seconds": ("Seconds from the start of a store job to its result.", _SECONDS),
+    "meeting_point": (
+        "Part of the found tokens that was computed when both ends of a prompt met.",
+        _PARTS,
+    ),
 }
 # Labels of `vllm:kv_offload_config_info` since vLLM 0.33: what does not change while it runs.
 INFO_KEYS = tuple(
@@ -102,8 +108,8 @@ def definitions() -> dict[str, OffloadingMetricMetadata]:
         name: OffloadingGaugeMetadata(documentation=text) for name, text in GAUGES.items()
     }
     histograms = {
-        name: OffloadingHistogramMetadata(documentation=text, buckets=_SECONDS)
-        for name, text in _HISTOGRAMS.items()
+        name: OffloadingHistogramMetadata(documentation=text, buckets=buckets)
+        for name, (text, buckets) in _HISTOGRAMS.items()
     }
     return {
         f"{PREFIX}{name}": item for name, item in {**counters, **own_gauges, **histograms}.items()
@@ -149,10 +155,10 @@ class Meter:
             key = (name, labels)
             self._counts[key] = self._counts.get(key, 0) + value
 
-    def observe(self, name: str, seconds: float) -> None:
+    def observe(self, name: str, value: float) -> None:
         """Adds an observation to a histogram."""
         if len(self._samples) < _MOST_SAMPLES:
-            self._samples.append((name, seconds))
+            self._samples.append((name, value))
 
     def take(self, read_store: Callable[[], Mapping[str, Any] | None]) -> Any:
         """Returns vLLM's record of everything since the last call, or None if there is nothing.

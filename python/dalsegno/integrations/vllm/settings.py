@@ -55,11 +55,13 @@ FAIL_WARNING = (
 # Where the expanded configuration keeps the settings of the direct path.
 DIRECT_KEY = "dalsegno_direct"
 PATHS = ("direct", "tiered", "auto")
+BOTH_ENDS = ("auto", "off")
 _TIER_ONLY = ("identity", "locality", "options_fingerprint")
 # Of `DalsegnoConnector`, not of its tier.
 _CONNECTOR_ONLY = (
     "path_to_engine",
     "max_step_load_s",
+    "both_ends",
     "min_gain",
 )
 
@@ -141,6 +143,8 @@ class ConnectorSettings(TierSettings):
             `direct` from the pool of the store, or `auto`: `direct` if the engine can take it. Each
             has blocks of its own.
         max_step_load_s: Seconds for which a load may delay a step; longer ones run between steps.
+        both_ends: On the direct path, `auto` computes the front of a prompt while its back is
+            loaded, where that is known to work; `off` does not.
         min_gain: Part of computing that loading from the disk must save; blocks that never save so
             much stay in the pool. 0 writes everything.
         offload_prompt_only: As vLLM's: whether only blocks of prompts are stored.
@@ -150,6 +154,7 @@ class ConnectorSettings(TierSettings):
 
     path_to_engine: str = "tiered"
     max_step_load_s: float = 0.05
+    both_ends: str = "auto"
     min_gain: float = 0.05
     offload_prompt_only: bool = True
     pool_bytes: int = 0
@@ -158,6 +163,7 @@ class ConnectorSettings(TierSettings):
         **TierSettings.CHECKS,
         "path_to_engine": one_of(*PATHS),
         "max_step_load_s": seconds,
+        "both_ends": one_of(*BOTH_ENDS),
         "min_gain": part,
         "offload_prompt_only": switch,
         "pool_bytes": byte_count,

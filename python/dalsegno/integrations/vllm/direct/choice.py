@@ -123,6 +123,27 @@ def loads_in_steps(vllm_config: Any, platform: Platform) -> bool:
     return on_cpu and computes and not is_async and not is_second
 
 
+def jump_refusal(vllm_config: Any, settings: ConnectorSettings, platform: Platform) -> str:
+    """Returns why no request computes its front while its back is loaded; empty if they may.
+
+    On a GPU no test has shown yet that the second model runner and asynchronous scheduling do so
+    rightly.
+
+    Args:
+        vllm_config: vLLM's configuration.
+        settings: Those of the connector.
+        platform: Where vLLM runs.
+    """
+    in_chunks = getattr(vllm_config.scheduler_config, "enable_chunked_prefill", False)
+    reasons = {
+        "both_ends is off": settings.both_ends != "auto",
+        f"load_policy is {settings.load_policy}": settings.load_policy != "auto",
+        "that was not tested on this device": platform is not Platform.CPU,
+        "prompts are not divided into chunks": not in_chunks,
+    }
+    return next((reason for reason, applies in reasons.items() if applies), "")
+
+
 def most_tokens(scheduler_config: Any) -> int:
     """Returns how many tokens of one request a step computes at most."""
     names = (

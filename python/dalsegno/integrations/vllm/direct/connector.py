@@ -12,8 +12,11 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, SupportsHMA
 from vllm.logger import init_logger
+from vllm.platforms import current_platform
 
-from dalsegno.integrations.vllm import compat, doors
+from dalsegno.integrations.vllm import compat, doors, scheduling
+from dalsegno.integrations.vllm.direct import choice
+from dalsegno.integrations.vllm.direct.both_ends import Jump
 from dalsegno.integrations.vllm.direct.scheduler import DirectScheduler
 from dalsegno.integrations.vllm.direct.step import StepPlan
 from dalsegno.integrations.vllm.direct.worker import DirectWorker
@@ -47,10 +50,16 @@ class DirectConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._handled: BaseException | None = None
         self._scheduler: DirectScheduler | None = None
         self._worker: DirectWorker | None = None
+        platform = choice.platform_of(current_platform)
+        self._no_jumps = choice.jump_refusal(vllm_config, settings, platform)
+        self._has_planned = False
         if role == KVConnectorRole.SCHEDULER:
             self._scheduler = DirectScheduler(settings, config, vllm_config)
         else:
             doors.watch_worker(vllm_config.kv_transfer_config.engine_id)
+            if not self._no_jumps:
+                # Where vLLM makes its scheduler in this process, it does so later.
+                scheduling.install(vllm_config)
             self._worker = DirectWorker(
                 config, kv_cache_config.num_blocks, settings.store_timeout_s
             )
@@ -141,7 +150,18 @@ class DirectConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def build_connector_meta(self, scheduler_output: Any) -> StepPlan:
         """Returns what the step loads and saves."""
+        if not self._has_planned:
+            self._has_planned = True
+            self._log_jumps()
         return self._schedules.plan(scheduler_output)
+
+    def _log_jumps(self) -> None:
+        """Logs why prompts are loaded or computed, not both at the same time, if that is so."""
+        if self._no_jumps or not self._schedules.both_ends.is_possible:
+            logger.info(
+                "Dalsegno loads or computes a prompt, not both at the same time: %s.",
+                self._no_jumps or f"the scheduler is not {scheduling.NAME} (--scheduler-cls)",
+            )
 
     def update_connector_output(self, connector_output: Any) -> None:
         """Takes what the workers report."""
@@ -165,6 +185,19 @@ class DirectConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """Forgets every block."""
         self._schedules.reset()
         return True
+
+    def join(self, kv_cache_manager: Any) -> None:
+        """Notes that a scheduler of ours runs, which lets requests jump."""
+        if not self._no_jumps:
+            self._schedules.both_ends.join(kv_cache_manager)
+
+    def jumps(self) -> list[Jump]:
+        """Returns the requests that go on behind blocks that were loaded meanwhile."""
+        return self._schedules.jumps()
+
+    def chunk(self, request_id: str, computed: int, most: int) -> int:
+        """Returns how many tokens of a request a step computes, of so many that it could."""
+        return self._schedules.both_ends.chunk(request_id, computed, most)
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         """Takes vLLM's own cache."""

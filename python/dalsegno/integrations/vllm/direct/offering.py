@@ -13,13 +13,14 @@ from typing import Any
 from vllm.platforms import current_platform
 
 from dalsegno import merge_located
-from dalsegno.integrations.common.deciding import Engine, LoadDecider
+from dalsegno.integrations.common.deciding import Decision, Engine, LoadDecider
+from dalsegno.integrations.common.meeting import BackState, Meeting
 from dalsegno.integrations.common.rereads import Rereads
 from dalsegno.integrations.common.steps import StepTime
 from dalsegno.integrations.common.wishes import Others, Wish, part
 from dalsegno.integrations.vllm import costs
 from dalsegno.integrations.vllm.direct import choice
-from dalsegno.integrations.vllm.direct.planned import Awaited
+from dalsegno.integrations.vllm.direct.planned import Awaited, PlannedLoad
 from dalsegno.integrations.vllm.direct.requests import DirectRequest, Offer
 from dalsegno.integrations.vllm.direct.space import DirectStore, RankNamespaces
 from dalsegno.integrations.vllm.direct.step import LoadWay
@@ -36,6 +37,7 @@ class Offers:
     Attributes:
         decider: Decides how many blocks are loaded.
         can_take_back: Whether blocks can be taken out of vLLM's own cache.
+        can_jump: Whether a request may go on behind blocks that are loaded while it computes.
         others: The requests of the engine.
     """
 
@@ -51,7 +53,7 @@ class Offers:
             in_steps: Whether a step may wait for blocks.
         """
         self._settings, self.decider, self._meter = settings, decider, meter
-        self._in_steps, self.can_take_back = in_steps, False
+        self._in_steps, self.can_take_back, self.can_jump = in_steps, False, False
         self.others = Others()
         self._rereads = Rereads(decider)
 
@@ -88,6 +90,8 @@ class Offers:
         each = self.decider.engine.block_tokens
         wish = Wish(runs, first * each, state.request.num_tokens)
         self.others.describe(wish, state.request.request_id, state.saved_s)
+        has_media = bool(getattr(state.request, "mm_features", None))
+        wish.both_ends = self.can_jump and not (wish.waiting or has_media)
         if self._in_steps and self.can_take_back:
             if self.decider.knows_steps:
                 wish.most_read = min(ranks.most_by_layer, wish.blocks)
@@ -104,6 +108,10 @@ class Offers:
         most_s, delay_s = self._settings.load_timeout_s, self._settings.max_step_load_s
         offer = Offer(first, decided.blocks, LoadWay.AHEAD, most_s, runs=wish.runs)
         offer.load_s, offer.saved_s = decided.load_s, decided.saved_s
+        if decided.front:
+            offer.way, offer.meeting = LoadWay.BACK, self._meeting(decided, first)
+            offer.timeout_s = self.decider.limit_s(decided, most_s)
+            return offer
         if not decided.in_step:
             offer.timeout_s = self.decider.limit_s(decided, most_s)
             return offer
@@ -122,6 +130,12 @@ class Offers:
         offer.way, offer.wait_s = LoadWay.READ, delay_s
         offer.timeout_s = min(delay_s + decided.step_s, most_s)
         return offer
+
+    def _meeting(self, decided: Decision, first: int) -> Meeting:
+        """Returns where a prompt meets its back, of which the first block has a position."""
+        tokens = self.decider.engine.block_tokens
+        part_s = decided.load_s * decided.part / (decided.blocks - decided.front)
+        return Meeting(first * tokens, decided.blocks, decided.part, tokens, decided.front, part_s)
 
     @staticmethod
     def _lease(ranks: RankNamespaces, chain: list[bytes]) -> Sequence[Any]:
@@ -156,6 +170,35 @@ class Offers:
         is_late = awaited.left_s + self.decider.notice_s(wish) > computed_s
         return 0.0 if is_late else min(most_s, computed_s + self.decider.guard_s(wish))
 
+    def end_back(
+        self, ranks: RankNamespaces | None, planned: PlannedLoad, offer: Offer, until: float
+    ) -> None:
+        """Learns from the load of the back of a prompt, which has ended.
+
+        Args:
+            ranks: The namespaces of the engine.
+            planned: The load.
+            offer: What was promised.
+            until: When the workers last said what they have loaded; 0 if they have not.
+        """
+        meeting = offer.meeting
+        assert meeting is not None, "it was loaded from the last block on"
+        low, high, state = meeting.span.low, meeting.span.high, meeting.span.state
+        if low < high:
+            until = meeting.span.changed_at
+        elif state is not BackState.LOADING:
+            # That says how long a failure takes.
+            until = 0.0
+        seconds = max(0.0, until - meeting.began_at)
+        if meeting.span.failed_at is not None:
+            seconds = 0.0
+        number, runs = planned.job.number, offer.runs
+        back = self.decider.end_back(number, runs, (low, high), seconds, meeting.part)
+        if back is not None and ranks is not None:
+            chain, front = planned.job.chain[:low], part(runs, 0, low)
+            computed_s = self.decider.between_s(meeting.start, meeting.token_of(low))
+            self._rereads.offer_behind(list(ranks.values()), chain, front, computed_s, back)
+
     def arrive(self, state: DirectRequest) -> None:
         """Notes that a request waits from now on."""
         self.others.wait(state.request.request_id, state.request.num_tokens)
@@ -175,9 +218,11 @@ class Offers:
             offer: What was promised.
             count: How many blocks are loaded.
         """
-        self.decider.begin_load(number, offer.runs, count)
-        self._rereads.note_loaded(part(offer.runs, 0, count))
-        self.others.saved_s += offer.saved_s
+        first = offer.meeting.front if offer.meeting else 0
+        self.decider.begin_load(number, offer.runs, count, first)
+        self._rereads.note_loaded(part(offer.runs, first, count))
+        if offer.meeting is None:
+            self.others.saved_s += offer.saved_s
 
 
 def create(

@@ -147,6 +147,13 @@ class PlannedLoads:
         for name in names if self._failing else ():
             self._failing.pop(name, None)
 
+    def note_failing(self, names: Iterable[bytes]) -> None:
+        """Lets blocks that could not be loaded not be tried for a while."""
+        now = time.monotonic()
+        self._failing = {name: until for name, until in self._failing.items() if until > now}
+        if len(self._failing) < MOST_FAILING:
+            self._failing.update((name, now + self._pause_s) for name in names)
+
     def without_failing(self, names: list[bytes]) -> list[bytes]:
         """Returns the blocks before the first one whose load has failed a short time ago."""
         bad = (at for at, name in enumerate(names) if _is_before(self._failing, name))
@@ -165,23 +172,25 @@ class PlannedLoads:
                 ended.append(self._end(number))
         return ended
 
-    def _end(self, number: int) -> PlannedLoad:
+    def drop(self, number: int) -> PlannedLoad:
+        """Forgets a load that no worker ends."""
         planned = self._running.pop(number)
-        job = planned.job
-        if job.is_in_step:
+        if planned.job.is_in_step:
             self._in_step -= Counter(planned.hashes)
         else:
-            for name in job.chain:
+            for name in planned.job.chain:
                 self._awaited.pop(name, None)
-        now = time.monotonic()
-        self._failing = {name: until for name, until in self._failing.items() if until > now}
-        failed = job.chain[planned.loaded : planned.loaded + 1]
+        return planned
+
+    def _end(self, number: int) -> PlannedLoad:
+        planned = self.drop(number)
+        job = planned.job
         # A load inside a step has little time, and one that did not begin has no fault: they say
         # nothing about their blocks.
         says_nothing = job.is_in_step or planned.was_refused
         is_bad = not says_nothing and number > self.void_up_to
-        if is_bad and len(self._failing) < MOST_FAILING:
-            self._failing.update((name, now + self._pause_s) for name in failed)
+        if is_bad:
+            self.note_failing(job.chain[planned.loaded : planned.loaded + 1])
         for lease in planned.leases:
             lease.release()
         return planned

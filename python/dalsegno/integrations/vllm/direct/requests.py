@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dalsegno.integrations.common.meeting import Meeting
 from dalsegno.integrations.vllm import inputs
 from dalsegno.integrations.vllm.direct.step import LoadWay
 
@@ -26,6 +27,7 @@ class Offer:
         saved_s: Seconds of computing that the load saves, as predicted.
         leases: The blocks in their places, by namespace, if they are copied inside the step.
         is_void: Whether they must not be loaded any more.
+        meeting: Where the computed front meets them, if they are loaded from the last one on.
     """
 
     first: int
@@ -38,6 +40,7 @@ class Offer:
     saved_s: float = 0.0
     leases: Sequence[Any] = ()
     is_void: bool = False
+    meeting: Meeting | None = None
 
 
 @dataclass
@@ -102,6 +105,12 @@ class DirectRequest:
                 end = (len(self.names) + 1) * tokens_per_block
                 self.names.append(self.content.name(bytes(one), end))
         return self.names
+
+    @property
+    def is_computing_prompt(self) -> bool:
+        """Whether it has blocks, and computes tokens of its prompt."""
+        computed: int = self.request.num_computed_tokens
+        return bool(self.pages) and computed < self.request.num_prompt_tokens
 
     @property
     def may_load(self) -> bool:

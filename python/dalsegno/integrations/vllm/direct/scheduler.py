@@ -6,18 +6,16 @@
    known by then.
 2. A request waits for blocks that are loaded for another one, and finds them in vLLM's own cache,
    as long as one load may take; by the policy `auto` only if computing them would take longer.
-3. vLLM may give away blocks that are still being saved. Then the step that may write them waits for
-   the copies, at most a second.
-4. A promise that cannot be kept any more becomes a load that fails: vLLM computes those blocks. If
+3. A promise that cannot be kept any more becomes a load that fails: vLLM computes those blocks. If
    that happens inside a step, they are taken out of vLLM's own cache.
-5. A block is a hit only if all ranks have it.
-6. No exception leaves a call: it becomes a miss, a counter and at most one log line per 30 s.
+4. A block is a hit only if all ranks have it.
+5. No exception leaves a call: it becomes a miss, a counter and at most one log line per 30 s.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.utils import yield_req_data
@@ -29,13 +27,10 @@ from dalsegno.integrations.vllm import inputs, metrics
 from dalsegno.integrations.vllm.calls import Calls
 from dalsegno.integrations.vllm.direct import offering, space
 from dalsegno.integrations.vllm.direct.announcing import Announcer
-from dalsegno.integrations.vllm.direct.planned import (
-    PlannedLoad,
-    PlannedLoads,
-    PlannedSave,
-    PlannedSaves,
-)
-from dalsegno.integrations.vllm.direct.requests import DirectRequest
+from dalsegno.integrations.vllm.direct.both_ends import BothEnds, Jump
+from dalsegno.integrations.vllm.direct.planned import PlannedLoad, PlannedLoads
+from dalsegno.integrations.vllm.direct.requests import DirectRequest, Offer
+from dalsegno.integrations.vllm.direct.save_planning import SavePlanner, SaveShape
 from dalsegno.integrations.vllm.direct.space import DirectStore
 from dalsegno.integrations.vllm.direct.step import (
     LoadJob,
@@ -47,12 +42,13 @@ from dalsegno.integrations.vllm.settings import FAIL_WARNING, ConnectorSettings
 
 logger = init_logger("vllm.dalsegno")
 
-# How often a request tries again to save blocks that were given up.
-MOST_RETRIES = 8
-
 
 class DirectScheduler:
-    """Decides what is loaded and saved."""
+    """Decides what is loaded and saved.
+
+    Attributes:
+        both_ends: The prompts whose front is computed while their back is loaded.
+    """
 
     def __init__(self, settings: ConnectorSettings, config: Any, vllm_config: Any) -> None:
         """Opens the store.
@@ -73,7 +69,6 @@ class DirectScheduler:
         self._plan = StepPlan()
         ranks = config.parallel.world_size
         self._loads = PlannedLoads(ranks, settings.failed_load_pause_s)
-        self._saves = PlannedSaves(len(space.names_of_ranks(config)))
         self._store = DirectStore(settings, config, self._void)
         self._offers = offering.create(settings, vllm_config, self._store, self._meter)
         self._keeping = SaveDecider(settings.min_gain, self._offers.decider, self._store.has_far)
@@ -83,7 +78,16 @@ class DirectScheduler:
         self._has_prefix_cache = vllm_config.cache_config.enable_prefix_caching
         self._pages_per_block = config.cache.blocks_per_chunk
         self._hashes_per_block = self._store.tokens // config.cache.tokens_per_hash
-        self._prompt_only = settings.offload_prompt_only
+        shape = SaveShape(
+            workers=len(space.names_of_ranks(config)),
+            hashes_per_block=self._hashes_per_block,
+            pages_per_block=self._pages_per_block,
+            prompt_only=settings.offload_prompt_only,
+        )
+        self._planner = SavePlanner(self._store, self._keeping, self._meter, shape)
+        self._saves = self._planner.under_way
+        parts = (self._store, self._offers, self._loads, self._calls, self._meter)
+        self.both_ends = BothEnds(self._requests, *parts)
         inputs.warn_of_random_hashes()
         if vllm_config.kv_transfer_config.kv_load_failure_policy == "fail":
             logger.warning(FAIL_WARNING)
@@ -97,6 +101,13 @@ class DirectScheduler:
         evict = getattr(cache, "evict_blocks", None)
         if evict is not None:
             self._evict, self._offers.can_take_back = evict, True
+
+    def jumps(self) -> list[Jump]:
+        """Returns the requests that go on behind their backs, whose loads it ends."""
+        found = self.both_ends.jumps()
+        for jump in found:
+            self._announce(jump.state, jump.first, jump.end)
+        return found
 
     def on_new_request(self, request: Any) -> None:
         """Starts to remember what is known about a request, unless it must not use the store."""
@@ -116,6 +127,8 @@ class DirectScheduler:
             request: vLLM's request.
             computed: Tokens that vLLM has itself, whole blocks.
         """
+        # It does not run any more, and its blocks may be given away.
+        self.both_ends.end(request.request_id)
         miss: tuple[int | None, bool] = (0, False)
         return self._calls.safely("lookup", lambda: self._match_or_wait(request, computed), miss)
 
@@ -155,14 +168,16 @@ class DirectScheduler:
         if not found:
             return 0, False
         offer = state.offer = self._offers.make(ranks, state, computed // tokens, found)
-        return (0, False) if offer is None else (offer.count * tokens, offer.way is LoadWay.AHEAD)
+        if offer is None or offer.way is LoadWay.BACK:
+            return 0, False
+        return offer.count * tokens, offer.way is LoadWay.AHEAD
 
     def allocated(self, request: Any, pages: list[int], tokens: int) -> None:
         """Plans the load of what a request was promised, now that it has blocks.
 
         Args:
             request: vLLM's request.
-            pages: All of its blocks.
+            pages: All of its blocks, if tokens are to be loaded.
             tokens: Tokens to load, 0 for none.
         """
         state = self._requests.get(request.request_id)
@@ -171,9 +186,17 @@ class DirectScheduler:
         offer, state.offer = state.offer, None
         if tokens:
             self._offers.others.begin(request.request_id)
-        if offer is None or not tokens:
+        if offer is None or bool(tokens) is (offer.way is LoadWay.BACK):
             return
         count = min(offer.count, tokens // self._store.tokens)
+        if offer.way is LoadWay.BACK:
+            pages, count = self.both_ends.allocate(request, offer), offer.count
+        if pages:
+            self._begin_load(state, offer, pages, count)
+
+    def _begin_load(self, state: DirectRequest, offer: Offer, pages: list[int], count: int) -> None:
+        """Plans the load of so many blocks that a request was promised, into its pages."""
+        request = state.request
         each, end = self._pages_per_block, offer.first + count
         job = LoadJob(
             number=self._loads.next_number(),
@@ -185,6 +208,7 @@ class DirectScheduler:
             way=offer.way,
             lease=offer.leases[0] if offer.leases else None,
             is_void=offer.is_void,
+            part=offer.meeting.part if offer.meeting else 0,
         )
         per_block = self._hashes_per_block
         hashes = list(map(bytes, request.block_hashes[offer.first * per_block : end * per_block]))
@@ -193,6 +217,8 @@ class DirectScheduler:
         self._loads.add(planned, offer.load_s)
         state.next_save = max(state.next_save, end)
         self._offers.begin(job.number, offer, count)
+        if offer.meeting:
+            self.both_ends.begin(planned, offer)
         self._plan.loads.append(job)
         self._plan.must_drain |= self._saves.read(job.pages)
         if job.is_in_step:
@@ -206,6 +232,7 @@ class DirectScheduler:
         """
         plan, self._plan = self._plan, StepPlan()
         plan.void_loads = self._loads.void_up_to
+        self.both_ends.plan(plan, output)
         self._calls.safely("build_connector_meta", lambda: self._plan_saves(plan, output), None)
         return plan
 
@@ -213,22 +240,14 @@ class DirectScheduler:
         ranks = self._store.ranks
         plan.space = None if ranks is None else ranks.space
         plan.work = self._work(output.num_scheduled_tokens)
-        dropped = sorted(self._saves.decide(plan), key=lambda save: save.job.first, reverse=True)
-        # The first one of each request.
-        for save in {save.request.request.request_id: save for save in dropped}.values():
-            if save.request.retries < MOST_RETRIES:
-                save.request.retries += 1
-                save.request.next_save = min(save.request.next_save, save.job.first)
+        self._planner.settle(plan)
         self._note_pages(plan, output)
         self._offers.others.compute(output.num_scheduled_tokens)
         if output.num_scheduled_tokens:
             self._store.note_use()
-        if ranks is None:
-            return
-        for request_id, count in output.num_scheduled_tokens.items():
-            if state := self._requests.get(request_id):
-                computed = state.request.num_computed_tokens + count
-                self._plan_save(plan, state, computed, ranks.most_saved)
+        if ranks is not None:
+            scheduled = output.num_scheduled_tokens
+            self._planner.plan(plan, self._requests, scheduled, ranks.most_saved)
 
     def _work(self, scheduled: Mapping[str, int]) -> StepWork | None:
         """Returns what a step computes; None for nothing, or if it has unknown requests."""
@@ -255,24 +274,6 @@ class DirectScheduler:
                     state.forget_pages()
                 state.pages += given
 
-    def _plan_save(self, plan: StepPlan, state: DirectRequest, computed: int, most: int) -> None:
-        """Plans to save the blocks that a request has filled after a step, so many in a save."""
-        each = self._pages_per_block
-        names = state.names_of_blocks(self._hashes_per_block, self._store.tokens)
-        tokens = state.savable_tokens(computed, prompt_only=self._prompt_only)
-        end = min(tokens // self._store.tokens, len(names), len(state.pages) // each)
-        if end <= state.next_save or state.is_stale:
-            return
-        is_written = self._keeping.writes(state.request.num_tokens)
-        if not is_written:
-            self._meter.count("saves_declined", end - state.next_save)
-        for first in range(state.next_save, end, most):
-            last = min(first + most, end)
-            pages = state.pages[first * each : last * each]
-            job = self._saves.add(state, names[:last], first, pages, is_written=is_written)
-            plan.saves.append(job)
-        state.next_save = end
-
     def update(self, output: Any) -> None:
         """Takes what the workers report.
 
@@ -292,20 +293,14 @@ class DirectScheduler:
             self._calls.safely("refuse", lambda: self._store.refuse(report.refusal), None)
         for load in self._loads.take(report):
             self._calls.safely("end_load", functools.partial(self._end_load, load), None)
-        saves = self._saves.take(report)
-        self._calls.safely("end_saves", lambda: self._end_saves(saves), None)
+        self.both_ends.take(report)
+        self._calls.safely("end_saves", lambda: self._end_saves(report), None)
         self._calls.safely("note_steps", lambda: self._offers.note_steps(report.steps), None)
 
-    def _end_saves(self, saves: Sequence[PlannedSave]) -> None:
+    def _end_saves(self, report: StepReport) -> None:
         """Notes what became of saves."""
-        for save in saves:
+        for save in self._planner.take(report, self._announce):
             self._loads.forgive(save.job.chain[save.job.first :])
-            # Also of blocks that were there before.
-            self._announce(save.request, save.job.first, len(save.job.chain))
-            taken = min(count for count, _ in save.puts)
-            self._meter.count("stored_blocks", taken)
-            self._meter.count("stored_bytes", taken * self._store.block_bytes * len(save.puts))
-            self._meter.count("store_failed_blocks", max(count for _, count in save.puts))
 
     def _note_invalid(self, invalid: set[int]) -> None:
         """Lets requests compute and save blocks again that were not loaded."""
@@ -358,6 +353,7 @@ class DirectScheduler:
 
     def finished(self, request: Any) -> None:
         """Forgets a request."""
+        self.both_ends.end(request.request_id)
         state = self._requests.pop(request.request_id, None)
         self._offers.others.end(request.request_id)
         ranks = self._store.ranks
@@ -368,7 +364,7 @@ class DirectScheduler:
 
     def has_work(self) -> bool:
         """Whether vLLM must keep stepping, so that loads, saves, events and metrics end."""
-        is_busy = self._loads.is_busy or self._saves.is_busy
+        is_busy = self._loads.is_busy or self._saves.is_busy or self.both_ends.is_busy
         return is_busy or self._meter.is_stale() or self._announcer.is_pending()
 
     def reset(self) -> None:

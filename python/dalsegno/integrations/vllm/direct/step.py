@@ -16,6 +16,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
+from dalsegno.integrations.common.meeting import BackSpan
 from dalsegno.integrations.common.steps import StepTime, StepWork
 
 _T = TypeVar("_T")
@@ -45,11 +46,13 @@ class LoadWay(enum.Enum):
         AHEAD: While the request waits, from wherever they are.
         COPY: Inside the step, from places where a lease keeps them.
         READ: Inside the step, from wherever they are.
+        BACK: While the request computes those before them, from the last one on.
     """
 
     AHEAD = "ahead"
     COPY = "copy"
     READ = "read"
+    BACK = "back"
 
 
 @dataclass
@@ -66,6 +69,7 @@ class LoadJob:
         way: When and from where they are loaded.
         lease: The blocks in their places, for a worker in the process of the scheduler's half.
         is_void: Whether the blocks must not be loaded any more: the load fails.
+        part: Blocks that are loaded together, from the last ones on; 0 for all of them.
     """
 
     number: int
@@ -77,11 +81,12 @@ class LoadJob:
     way: LoadWay = LoadWay.AHEAD
     lease: Any = None
     is_void: bool = False
+    part: int = 0
 
     @property
     def is_in_step(self) -> bool:
         """Whether a step waits for the blocks, not their request."""
-        return self.way is not LoadWay.AHEAD
+        return self.way in (LoadWay.COPY, LoadWay.READ)
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns what another process gets."""
@@ -121,6 +126,9 @@ class StepPlan(KVConnectorMetadata):  # type: ignore[misc]
         void: Earlier saves that put nothing.
         must_drain: Whether all copies of saves must end before the step: blocks that are being
             saved were given to others.
+        frontiers: Of loads of the backs of prompts, the position of the first block that neither
+            this step nor one before it computes.
+        stopped: Loads of backs that end before the step: it may use their blocks.
         space: Where the blocks are; None if nothing may be loaded or stored.
         work: What the step computes; None for nothing.
     """
@@ -131,8 +139,15 @@ class StepPlan(KVConnectorMetadata):  # type: ignore[misc]
     confirmed: list[int] = field(default_factory=list)
     void: list[int] = field(default_factory=list)
     must_drain: bool = False
+    frontiers: dict[int, int] = field(default_factory=dict)
+    stopped: list[int] = field(default_factory=list)
     space: BlockSpace | None = None
     work: StepWork | None = None
+
+    @property
+    def begins_back(self) -> bool:
+        """Whether a load of the back of a prompt starts."""
+        return any(job.way is LoadWay.BACK for job in self.loads)
 
 
 @dataclass(frozen=True)
@@ -159,6 +174,7 @@ class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
         refused: Loads that were not begun, as too many transfers were queued.
         copied: Whether all layers of a save were copied; vLLM's blocks are not needed any more.
         puts: How many blocks of a save the store has taken, and how many it could not take.
+        backs: What is loaded of the backs of prompts.
         steps: How long steps computed.
         refusal: Why a worker can neither load nor save; empty if all can.
     """
@@ -167,6 +183,7 @@ class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
     refused: set[int] = field(default_factory=set)
     copied: dict[int, list[bool]] = field(default_factory=dict)
     puts: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    backs: dict[int, list[BackSpan]] = field(default_factory=dict)
     steps: list[StepTime] = field(default_factory=list)
     refusal: str = ""
 
@@ -178,6 +195,7 @@ class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
             self.refused | other.refused,
             _joined(self.copied, other.copied),
             _joined(self.puts, other.puts),
+            _joined(self.backs, other.backs),
             max(self.steps, other.steps, key=lambda steps: sum(one.seconds for one in steps)),
             self.refusal or other.refusal,
         )

@@ -18,6 +18,7 @@ from vllm.logger import init_logger
 
 from dalsegno.integrations.common.trouble import Trouble
 from dalsegno.integrations.vllm.direct import layout, memory
+from dalsegno.integrations.vllm.direct.back import WorkerBacks
 from dalsegno.integrations.vllm.direct.saving import WorkerSaves
 from dalsegno.integrations.vllm.direct.space import WorkerSpace
 from dalsegno.integrations.vllm.direct.step import (
@@ -45,6 +46,7 @@ class RunningLoad:
         ended: When it ended.
         is_late: Whether a layer was computed before it was there.
         gave_up: Whether the step would have waited too long for it.
+        is_withdrawn: Whether it was queued behind other loads then, and does not begin any more.
     """
 
     job: LoadJob
@@ -53,6 +55,7 @@ class RunningLoad:
     ended: float | None = None
     is_late: bool = False
     gave_up: bool = False
+    is_withdrawn: bool = False
 
     def note_end(self) -> None:
         """Notes when it ended; called by a thread of the store."""
@@ -96,6 +99,7 @@ class DirectWorker:
         self._plan = StepPlan()
         self._step_loads: list[RunningLoad] = []
         self._loads: list[RunningLoad] = []
+        self._backs = WorkerBacks()
         self._saves = WorkerSaves(
             len(self._names), self._block_bytes, self._per_block, store_timeout_s
         )
@@ -126,15 +130,18 @@ class DirectWorker:
             self.drain()
         self._plan = plan
         self._waited_s = 0.0
-        if self._memory is not None:
-            self._memory.clock.begin()
         self._void_loads = max(self._void_loads, plan.void_loads)
         self._namespace = self._space.find(plan.space)
         self._use_memory()
+        after = self._memory.now() if self._memory is not None and plan.begins_back else None
+        self._backs.begin_step(plan, lambda job: self._begin_part(job, after))
         self._report.refusal = self._refusal
         if self._saves_blocks:
             self._saves.decide(plan.confirmed, plan.void, self._report)
             self._saves.begin(plan.saves, self._namespace, self._memory, self._report)
+        if self._memory is not None:
+            # Behind all waits for loads that end.
+            self._memory.clock.begin()
 
     def _use_memory(self) -> None:
         """Prepares copies; without that they are slower."""
@@ -155,6 +162,8 @@ class DirectWorker:
         loads, self._plan.loads = self._plan.loads, []
         self._after = None
         for job in loads:
+            if job.way is LoadWay.BACK:
+                continue
             running = RunningLoad(job)
             try:
                 running.load = None if job.is_void else self._begin_load(job)
@@ -184,6 +193,29 @@ class DirectWorker:
                     return own.load(pages, timeout_s=timeout_s)
             # This process may lease no more, or the server is slow.
         return namespace.load(job.chain, pages, timeout_s=timeout_s)
+
+    def _begin_part(self, job: LoadJob, after: Any) -> Callable[[int, int], Any]:
+        """Returns what starts to load some blocks of the back of a prompt.
+
+        Args:
+            job: The back.
+            after: The point up to which vLLM uses its blocks for others.
+        """
+        namespace, pages, each = self._namespace, self._memory, self._per_block
+
+        # Threads of the store call it.
+        def begin(first: int, end: int) -> Any:
+            try:
+                if pages is None or namespace is None or job.is_void:
+                    return None
+                numbers = job.pages[first * each : end * each]
+                blocks = pages.pages.blocks(numbers, after=after)
+                return namespace.load(job.chain[first:end], blocks, timeout_s=job.timeout_s)
+            except Exception as error:  # noqa: BLE001 - its blocks are computed
+                self._log.log("load", error)
+                return None
+
+        return begin
 
     def wait_for_layer(self, name: str) -> None:
         """Waits until a layer of all loads of the step is there."""
@@ -235,8 +267,8 @@ class DirectWorker:
         for running in self._step_loads:
             started = time.monotonic()
             if running.load is not None and not running.load.wait(self._left_s(running)):
-                running.load.cancel()
                 running.gave_up = True
+                running.is_withdrawn = running.load.withdraw()
             self._end_load(running)
             self._waited_s += time.monotonic() - started
         self._step_loads = []
@@ -244,7 +276,7 @@ class DirectWorker:
     def _end_load(self, running: RunningLoad) -> None:
         """Waits for a load, and reports the blocks that it has brought."""
         job, count = running.job, 0
-        if running.load is not None:
+        if running.load is not None and not running.is_withdrawn:
             running.load.wait()
             try:
                 count = running.load.result()
@@ -287,6 +319,7 @@ class DirectWorker:
     def take_report(self) -> StepReport | None:
         """Returns what was done since the last call."""
         report, self._report = self._report, StepReport()
+        report.backs = self._backs.spans
         if self._memory is not None:
             report.steps = self._memory.clock.take()
         return report or None
@@ -297,6 +330,7 @@ class DirectWorker:
             if running.load is not None:
                 running.load.cancel()
                 running.load.wait()
+        self._backs.close()
         self._saves.close()
         self._step_loads, self._loads, self._memory, self._namespace = [], [], None, None
         self._space.close()
