@@ -11,6 +11,7 @@ import dalsegno
 from dalsegno import UnavailableError
 from dalsegno.integrations.common.deciding import Engine, LoadDecider, Shown
 from dalsegno.integrations.common.rereads import IN_A_ROW, SELDOM, Rereads
+from dalsegno.integrations.common.running import Back
 from dalsegno.integrations.common.settings import StoreSettings
 from dalsegno.integrations.common.wishes import Wish, part
 from dalsegno.profiles import ComputePrior, Profile
@@ -234,6 +235,31 @@ def test_the_longest_run_is_read_that_the_request_does_not_load() -> None:
     space = Space()
     Rereads(decides).offer([space], CHAIN, runs, 1.0, runs)
     assert not space.asked
+
+
+def test_early_backs_ask_for_large_reads_of_two_in_a_row_and_then_of_few() -> None:
+    decides, space = decider(), Space()
+    steady(decides)
+    decides.is_early = lambda *back: back[-1] < 0.5  # type: ignore[method-assign]
+    rereads = Rereads(decides)
+
+    def serve(seconds: float, blocks: int = 16) -> None:
+        back = Back("log", blocks * 4096, seconds)
+        rereads.offer_behind([space], CHAIN, RUNS, 1.0, back)
+        if space.reads:
+            space.reads[-1].end()
+        rereads.take()
+
+    serve(1.0)
+    assert not space.asked
+    for _ in range(SELDOM):
+        serve(0.1)
+    assert [count for count, _ in space.asked] == [16] * 3
+    serve(1.0)
+    serve(0.1, blocks=17)
+    assert len(space.asked) == 3
+    serve(0.1)
+    assert len(space.asked) == 4
 
 
 def test_a_tier_that_became_fast_is_found_after_two_requests(tmp_path: Path) -> None:

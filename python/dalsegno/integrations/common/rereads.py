@@ -14,7 +14,8 @@ So a tier that became fast is found again, mostly after two requests, and none w
    There is none of fewer than 16 blocks, as it would be much of them, nor of a far tier, as a block
    that is read from there again and again is copied to the disk: that takes up to 17 requests.
 4. Of a request that was computed while its back was loaded, some blocks that it computed are read
-   afterwards if the back was early: of the first two in a row, then of one in 16.
+   afterwards if the back was early: of the first two in a row, then of one in 16. There is none if
+   a large read has fewer bytes than the back.
 5. What was read goes nowhere: into memory that is kept for the next read. No call waits.
 """
 
@@ -159,6 +160,11 @@ class Turns:
         return max(1, min(blocks // PART, MOST_BYTES // block_bytes) // part)
 
 
+def part_bytes(runs: Runs, block_bytes: int) -> int:
+    """Returns the bytes of a large read of blocks, on one worker."""
+    return max(1, sum(count for _, count in runs) // PART) * block_bytes
+
+
 class Rereads:
     """Measures tiers for one engine."""
 
@@ -194,10 +200,15 @@ class Rereads:
             computed_s: Seconds in which they were computed.
             back: What was loaded behind them.
         """
+        most = part_bytes(runs, namespaces[0].block_bytes)
+        if most < back.size:
+            # It would say less than the back has.
+            return
         is_early = self._decider.is_early(back.tier, back.size, back.seconds)
         if self._turns.note_back(back.tier, is_early=is_early):
             others = [(tier, 1) for tier, _ in runs if tier != back.tier]
-            self.offer(namespaces, chain, runs, computed_s, others)
+            # Two that are large confirm each other.
+            self.offer(namespaces, chain, runs, computed_s, others, kind="large")
 
     def offer(
         self,
@@ -206,6 +217,7 @@ class Rereads:
         runs: Runs,
         computed_s: float,
         loaded: Runs = (),
+        kind: Kind | None = None,
     ) -> None:
         """Reads some of the blocks that a request computes, of the longest run.
 
@@ -215,6 +227,7 @@ class Rereads:
             runs: Their tiers.
             computed_s: Seconds in which they are computed.
             loaded: Of the blocks that the request loads: their tiers are measured by that.
+            kind: How much is read; what it is the turn of if not given.
         """
         self.take()
         skipped, longest = 0, ("", 0, 0)
@@ -227,7 +240,7 @@ class Rereads:
             # It would measure, and delay, what others wait for.
             return
         chain = chain[first : first + blocks]
-        kind, each = self._turns.begin(tier), namespaces[0].block_bytes
+        kind, each = kind or self._turns.begin(tier), namespaces[0].block_bytes
         count = self._turns.count(kind, tier, blocks, each * len(namespaces))
         if not count:
             return
