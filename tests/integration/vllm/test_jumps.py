@@ -252,6 +252,30 @@ def test_a_request_that_jumped_is_sent_to_the_second_runner_as_a_new_one() -> No
     assert not scheduler._sent_again
 
 
+def test_only_running_requests_that_are_known_are_sent_again() -> None:
+    a, b = a_request("a", 640, 64), a_request("b", 640, 64)
+    scheduler = a_scheduler(a, b)
+    # One that vLLM sends as a new one anyway.
+    scheduler._sent_again = {"a"}
+    output = an_output("b")
+    output.scheduled_new_reqs.append(SimpleNamespace(req_id="a"))
+    scheduler._send_again(output)
+    assert len(output.scheduled_new_reqs) == 1
+    assert not scheduler._sent_again
+
+
+def test_a_scheduler_that_must_not_jump_is_vllms(monkeypatch: pytest.MonkeyPatch) -> None:
+    connector = SimpleNamespace(jumps=list, join=lambda _: False)
+
+    def create(self: Any) -> None:
+        self.connector, self.kv_cache_manager = connector, None
+
+    monkeypatch.setattr(Scheduler, "__init__", create)
+    assert scheduling.JumpingScheduler()._jumper is None
+    connector.join = lambda _: True
+    assert scheduling.JumpingScheduler()._jumper is connector
+
+
 def test_a_request_that_does_not_run_any_more_does_not_jump() -> None:
     gone = a_request("gone", 640, 0)
     gone.status = RequestStatus.PREEMPTED

@@ -32,7 +32,14 @@ from dalsegno.integrations.vllm.tier import DalsegnoTier
 pytestmark = pytest.mark.engine
 # What only the direct path counts, and blocks that are not worth loading (test_tier_deciding.py).
 NOT_HERE = {
-    f"{metrics.PREFIX}{name}" for name in ("step_loads", "saves_declined", "load_declined_blocks")
+    f"{metrics.PREFIX}{name}"
+    for name in (
+        "step_loads",
+        "saves_declined",
+        "load_declined_blocks",
+        "jumped_tokens",
+        "meeting_point",
+    )
 }
 
 

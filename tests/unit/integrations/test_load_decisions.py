@@ -180,6 +180,26 @@ def test_a_load_behind_one_that_was_given_up_says_nothing_of_its_tier() -> None:
     assert decides.model.load_s("log", 1e9) > 1e3
 
 
+def test_a_back_that_brought_nothing_took_longer_with_what_was_queued_before_it() -> None:
+    decides, runs = settled(1, in_steps=False).decides, [("log", 64)]
+    decides.begin_load(-1, [("log", 4096)], 4096)
+    noted: list[tuple[str, int, float, bool]] = []
+
+    def note_read(tier: str, size: int, seconds: float, *, is_whole: bool) -> str:
+        noted.append((tier, size, seconds, is_whole))
+        return "nothing"
+
+    decides.note_read = note_read  # type: ignore[method-assign, assignment]
+    decides.begin_load(-2, runs, 64)
+    assert decides.end_back(-2, runs, (64, 64), 0.5, 4) is None
+    each = decides.engine.block_bytes
+    assert noted == [("log", (4096 + 4) * each, 0.5, False)]
+    decides.begin_load(-3, runs, 64)
+    back = decides.end_back(-3, runs, (60, 64), 1e-3, 4)
+    assert back == ("log", 4 * each, 1e-3)
+    assert -3 not in decides._running.loads
+
+
 def test_while_a_load_is_overdue_nothing_is_loaded_from_its_tier() -> None:
     decides = settled(1, in_steps=False).decides
     wish = Wish([("dram", 10), ("log", 300)], 0, 8192)

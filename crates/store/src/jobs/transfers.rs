@@ -97,6 +97,9 @@ impl TransferLanes {
             let timeout = terms.timeout.map(|timeout| timeout.saturating_sub(waited));
             if ending.0.begin() {
                 ending.1 = permission.ok().map(|()| work(&Terms { timeout, ..terms }));
+            } else {
+                // What it holds is dropped before its end is reported.
+                drop(work);
             }
             drop(ending);
         });

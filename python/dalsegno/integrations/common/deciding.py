@@ -297,10 +297,12 @@ class LoadDecider:
             self.end_load(number, seconds, is_whole=True)
             ((tier, size),) = sizes.items() if len(sizes) == 1 else (("", 0),)
             return Back(tier, size, seconds) if tier else None
+        running = self._running.loads.get(number)
         self.end_load(number, 0.0, is_whole=False)
-        for tier, size in self._sizes(runs, high, high - part).items():
-            # It takes longer than that. 0 seconds teach nothing.
-            self.note_read(tier, size, seconds, is_whole=False)
+        if running is not None and running.queued is not None:
+            for tier, size in self._sizes(runs, high, high - part).items():
+                # It takes longer, with what was queued before. 0 seconds teach nothing.
+                self.note_read(tier, running.queued[tier] + size, seconds, is_whole=False)
         return None
 
     def _learn(self, running: Running, seconds: float, *, is_whole: bool, was_late: bool) -> None:

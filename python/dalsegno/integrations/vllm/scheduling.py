@@ -63,10 +63,11 @@ class JumpingScheduler(Scheduler):  # type: ignore[misc]
     def __init__(self, *arguments: Any, **options: Any) -> None:
         """Joins the connector, if it is one of ours."""
         super().__init__(*arguments, **options)
-        self._jumper = _jumper_of(self.connector)
         self._sent_again: set[str] = set()
-        if self._jumper is not None:
-            self._jumper.join(self.kv_cache_manager)
+        jumper = _jumper_of(self.connector)
+        # Without jumps it is vLLM's scheduler, and nothing else.
+        has_joined = jumper is not None and jumper.join(self.kv_cache_manager)
+        self._jumper = jumper if has_joined else None
 
     def schedule(self, *arguments: Any, **options: Any) -> Any:
         """Lets requests jump, and schedules a step."""
@@ -102,6 +103,7 @@ class JumpingScheduler(Scheduler):  # type: ignore[misc]
     def _send_again(self, output: Any) -> None:
         """Sends requests as new ones whose computed tokens have changed."""
         known = output.scheduled_cached_reqs
+        self._sent_again -= {new.req_id for new in output.scheduled_new_reqs}
         for request_id in list(self._sent_again):
             request = self.requests.get(request_id)
             if request is None or request.status != RequestStatus.RUNNING:
@@ -123,8 +125,8 @@ class JumpingScheduler(Scheduler):  # type: ignore[misc]
         """Takes tokens of requests back whose blocks were not loaded."""
         found = super()._update_requests_with_invalid_blocks(*arguments, **options)
         affected, *_ = found
-        if getattr(self, "use_v2_model_runner", False):
-            self._sent_again |= affected
+        if self._jumper is not None and getattr(self, "use_v2_model_runner", False):
+            self._sent_again |= affected & {request.request_id for request in self.running}
         return found
 
     def _reserve_prefill_lookahead(

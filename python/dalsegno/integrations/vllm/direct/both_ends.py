@@ -34,8 +34,8 @@ class Jump(NamedTuple):
     Attributes:
         state: The request.
         tokens: How many of its tokens are there.
-        first: Position in the prompt of the first block that was loaded.
-        end: Position behind the last one.
+        first: Position in the prompt of the first block that could have been loaded.
+        end: Position behind the last one that was.
         front: How many blocks were computed until then, of those that could have been loaded.
         predicted: How many should have been.
     """
@@ -69,7 +69,7 @@ class _Running:
 
 
 class BothEnds:
-    """All prompts of which both ends are under way. No exception leaves a call."""
+    """All prompts of which both ends are under way."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class BothEnds:
             manager: Its `KVCacheManager`.
         """
         self._manager = manager
-        self._offers.can_jump = True
+        self._offers.may_jump = lambda request_id: not self._has_rivals(request_id)
 
     @property
     def is_possible(self) -> bool:
@@ -132,6 +132,7 @@ class BothEnds:
             return []
         end = offer.meeting.token_of(offer.count)
         if self._manager.allocate_slots(request, end, delay_cache_blocks=True) is None:
+            self._meter.count("load_declined_blocks", offer.count)
             return []
         (pages,) = self._manager.get_block_ids(request.request_id)
         return list(pages)
@@ -170,18 +171,21 @@ class BothEnds:
 
     def _has_rivals(self, request_id: str) -> bool:
         """Whether others would compute their prompts with what a request leaves of a step."""
-        return self._offers.others.wait_beside(request_id) or any(
-            name != request_id and state.is_computing_prompt
-            for name, state in self._requests.items()
+        return (
+            self._offers.others.wait_beside(request_id)
+            or self._loads.are_of_others(request_id)
+            or any(
+                name != request_id and state.is_computing_prompt
+                for name, state in self._requests.items()
+            )
         )
 
     def take(self, report: StepReport) -> None:
         """Takes what workers report."""
-        ranks = len(self._store.ranks or ())
         for running in self._running.values():
             spans = report.backs.get(running.planned.job.number, ())
-            # All ranks must have a block.
-            if spans and len(spans) == ranks:
+            # All workers must have a block.
+            if len(spans) == self._loads.workers:
                 running.meeting.span = functools.reduce(BackSpan.joined, spans)
                 running.reported_at = time.monotonic()
                 if running.meeting.span.state is not BackState.LOADING:
@@ -230,25 +234,34 @@ class BothEnds:
         meter.observe("meeting_point", (computed - meeting.start) / (tokens - meeting.start))
         self._offers.others.saved_s += self._offers.decider.between_s(computed, tokens)
         span, first = meeting.span, running.planned.first
-        self.end(state.request.request_id)
+        self.end(state.request.request_id, has_jumped=True)
         front = (computed - meeting.start) / meeting.tokens
-        return Jump(state, tokens, first + span.low, first + span.high, front, meeting.front)
+        return Jump(state, tokens, first, first + span.high, front, meeting.front)
 
-    def end(self, request_id: str) -> None:
-        """Ends the load of a request, if there is one."""
+    def end(self, request_id: str, *, has_jumped: bool = False) -> None:
+        """Ends the load of a request, if there is one.
+
+        Args:
+            request_id: vLLM's name of the request.
+            has_jumped: Whether it goes on behind what was loaded.
+        """
         running = self._running.pop(request_id, None)
         if running is None:
             return
         planned, failed_at = running.planned, running.meeting.span.failed_at
+        state = planned.request
         # First of all: its blocks may be given away.
         self._stopped.append(planned.job.number)
         self._loads.drop(planned.job.number)
         if failed_at is not None:
             # It may not be in the store any more: it is computed, and saved again.
-            state = planned.request
             state.next_save = min(state.next_save, planned.first + failed_at)
             self._loads.note_failing(planned.job.chain[failed_at : failed_at + 1])
             self._meter.count("load_failed_blocks")
+        if not has_jumped:
+            # Routers hear of its blocks when they are saved, as of any that were computed.
+            state.next_save = min(state.next_save, planned.first)
+            self._meter.count("load_declined_blocks", running.meeting.blocks)
         self._learn(running)
 
     def plan(self, plan: StepPlan, output: Any) -> None:

@@ -186,10 +186,12 @@ class DirectConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._schedules.reset()
         return True
 
-    def join(self, kv_cache_manager: Any) -> None:
-        """Notes that a scheduler of ours runs, which lets requests jump."""
-        if not self._no_jumps:
-            self._schedules.both_ends.join(kv_cache_manager)
+    def join(self, kv_cache_manager: Any) -> bool:
+        """Notes that a scheduler of ours runs; returns whether requests may jump."""
+        if self._no_jumps:
+            return False
+        self._schedules.both_ends.join(kv_cache_manager)
+        return True
 
     def jumps(self) -> list[Jump]:
         """Returns the requests that go on behind blocks that were loaded meanwhile."""

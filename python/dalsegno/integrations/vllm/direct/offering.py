@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from vllm.platforms import current_platform
@@ -37,7 +37,7 @@ class Offers:
     Attributes:
         decider: Decides how many blocks are loaded.
         can_take_back: Whether blocks can be taken out of vLLM's own cache.
-        can_jump: Whether a request may go on behind blocks that are loaded while it computes.
+        may_jump: Says whether a request may go on behind blocks that are loaded while it computes.
         others: The requests of the engine.
     """
 
@@ -53,7 +53,8 @@ class Offers:
             in_steps: Whether a step may wait for blocks.
         """
         self._settings, self.decider, self._meter = settings, decider, meter
-        self._in_steps, self.can_take_back, self.can_jump = in_steps, False, False
+        self._in_steps, self.can_take_back = in_steps, False
+        self.may_jump: Callable[[str], bool] = lambda _: False
         self.others = Others()
         self._rereads = Rereads(decider)
 
@@ -91,7 +92,7 @@ class Offers:
         wish = Wish(runs, first * each, state.request.num_tokens)
         self.others.describe(wish, state.request.request_id, state.saved_s)
         has_media = bool(getattr(state.request, "mm_features", None))
-        wish.both_ends = self.can_jump and not (wish.waiting or has_media)
+        wish.both_ends = not has_media and self.may_jump(state.request.request_id)
         if self._in_steps and self.can_take_back:
             if self.decider.knows_steps:
                 wish.most_read = min(ranks.most_by_layer, wish.blocks)

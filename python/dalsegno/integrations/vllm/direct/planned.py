@@ -85,7 +85,11 @@ class PlannedLoad:
 
 
 class PlannedLoads:
-    """All loads that have not ended."""
+    """All loads that have not ended.
+
+    Attributes:
+        workers: How many workers load each block.
+    """
 
     def __init__(self, workers: int, pause_s: float) -> None:
         """Starts with none.
@@ -94,7 +98,7 @@ class PlannedLoads:
             workers: How many workers load each block.
             pause_s: Seconds for which a block is not tried again after its load has failed.
         """
-        self._workers, self._pause_s = workers, pause_s
+        self.workers, self._pause_s = workers, pause_s
         self._last, self.void_up_to = 0, 0
         self._running: dict[int, PlannedLoad] = {}
         # Names of blocks for which requests wait: their loads, and where they are in these.
@@ -168,9 +172,13 @@ class PlannedLoads:
                 continue
             planned.ends += ends
             planned.was_refused |= number in report.refused
-            if len(planned.ends) >= self._workers:
+            if len(planned.ends) >= self.workers:
                 ended.append(self._end(number))
         return ended
+
+    def are_of_others(self, request_id: str) -> bool:
+        """Whether something is loaded for another request."""
+        return any(one.job.request_id != request_id for one in self._running.values())
 
     def drop(self, number: int) -> PlannedLoad:
         """Forgets a load that no worker ends."""

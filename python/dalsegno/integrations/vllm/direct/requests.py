@@ -108,9 +108,9 @@ class DirectRequest:
 
     @property
     def is_computing_prompt(self) -> bool:
-        """Whether it has blocks, and computes tokens of its prompt."""
-        computed: int = self.request.num_computed_tokens
-        return bool(self.pages) and computed < self.request.num_prompt_tokens
+        """Whether it has blocks, and computes more than its next token."""
+        left: int = self.request.num_tokens - self.request.num_computed_tokens
+        return bool(self.pages) and left > 1
 
     @property
     def may_load(self) -> bool:

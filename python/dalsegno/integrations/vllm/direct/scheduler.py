@@ -116,6 +116,7 @@ class DirectScheduler:
         except Exception as error:  # noqa: BLE001 - what cannot be examined is refused
             self._refusals.note(str(error))
             self._meter.count("bypassed_requests")
+            self._offers.others.wait(request.request_id, request.num_tokens)
             return
         state = self._requests[request.request_id] = DirectRequest(request, content)
         self._offers.arrive(state)
@@ -215,7 +216,9 @@ class DirectScheduler:
         behind = pages[offer.first * each :]
         planned = PlannedLoad(job, state, hashes, behind, offer.first, offer.leases)
         self._loads.add(planned, offer.load_s)
-        state.next_save = max(state.next_save, end)
+        if not (offer.meeting and self._keeping.has_declined):
+            # Else some may be in the pool only. A step that computes or jumps may save them.
+            state.next_save = max(state.next_save, end)
         self._offers.begin(job.number, offer, count)
         if offer.meeting:
             self.both_ends.begin(planned, offer)
@@ -293,7 +296,7 @@ class DirectScheduler:
             self._calls.safely("refuse", lambda: self._store.refuse(report.refusal), None)
         for load in self._loads.take(report):
             self._calls.safely("end_load", functools.partial(self._end_load, load), None)
-        self.both_ends.take(report)
+        self._calls.safely("take_spans", lambda: self.both_ends.take(report), None)
         self._calls.safely("end_saves", lambda: self._end_saves(report), None)
         self._calls.safely("note_steps", lambda: self._offers.note_steps(report.steps), None)
 

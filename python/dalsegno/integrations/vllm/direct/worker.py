@@ -268,7 +268,7 @@ class DirectWorker:
             started = time.monotonic()
             if running.load is not None and not running.load.wait(self._left_s(running)):
                 running.gave_up = True
-                running.is_withdrawn = running.load.withdraw()
+                running.is_withdrawn = running.load.withdraw() and not running.load.done()
             self._end_load(running)
             self._waited_s += time.monotonic() - started
         self._step_loads = []
