@@ -84,8 +84,8 @@ def set_front(core: Any, part: float) -> bool:
     """
     from dalsegno.integrations.common.deciding import Decision, LoadDecider
 
-    offers = vars(vars(core.scheduler.connector)["_scheduler"])["_offers"]
-    decider = offers.decider
+    scheduler = vars(core.scheduler.connector)["_scheduler"]
+    decider = vars(scheduler)["_offers"].decider
     vars(decider).pop("decide", None)
 
     def decide(wish: Any) -> Any:
@@ -98,7 +98,7 @@ def set_front(core: Any, part: float) -> bool:
     assert callable(LoadDecider.decide), "Dalsegno decides there"
     if part >= 0:
         vars(decider)["decide"] = decide
-    return bool(offers.can_jump)
+    return bool(scheduler.both_ends.is_possible)
 
 
 def record_loads() -> list[dict[str, Any]]:
