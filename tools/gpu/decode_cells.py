@@ -10,21 +10,25 @@ import functools
 import mmap
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gpu.cells import Cell, Session
 from gpu.engine_cells import (
     ROUNDS,
+    Described,
     ask,
+    cells_of,
     fill,
     forget,
     held_by_clients,
     loads,
     serving,
     warm_up,
+    with_runners,
 )
-from gpu.engines import MIB, Engine, Setup, Start, of_dalsegno, of_vllm, setup_of
+from gpu.engines import MIB, Engine, Setup, Start, of_dalsegno, of_vllm
 
 DECODED_TOKENS = 256
 # Seeds of prompts that only this part has.
@@ -83,23 +87,16 @@ def _store_all(engine: Engine, setup: Setup, prompts: Sequence[tuple[int, int]])
     return found
 
 
-def faults(
-    session: Session, *, setup: Setup, second_runner: bool, asynchronous: bool
-) -> dict[str, Any]:
+def faults(session: Session, *, setup: Setup, start: Start) -> dict[str, Any]:
     """Damages stored blocks, and compares the answers with those that were computed.
 
     Three prompts are stored, and then others until the pool has none of the three. A slice of a
     middle layer of a middle block of two of them is damaged on disk. The engine loads the first one
     ahead of its step; then, with loads inside steps, the second one and the whole one.
     """
-    start = Start(
-        f"faults-v{2 if second_runner else 1}-{'async' if asynchronous else 'sync'}",
-        options={"async_scheduling": asynchronous},
-        environment={"VLLM_USE_V2_MODEL_RUNNER": str(int(second_runner))},
-    )
     with session.folder("faults") as place:
         store = place / "store"
-        start.connector = of_dalsegno(
+        connector = of_dalsegno(
             str(store),
             "direct",
             capacity=setup.capacity,
@@ -107,7 +104,7 @@ def faults(
             max_step_load_s=60.0,
             store={"scrub_rate": 0, "merge_rate": 0},
         )
-        with Engine(session, setup, start) as engine:
+        with Engine(session, setup, replace(start, connector=connector)) as engine:
             warm_up(engine)
             engine.do("in_steps", allowed=False)
             prompts = [(setup.short, seed) for seed in (7200, 7201, 7202)]
@@ -224,20 +221,11 @@ NEEDS_GPU = ("latency-cpu-tier", "faults-v2-async", "faults-v2-sync")
 
 def cells(*, tiny: bool) -> list[Cell]:
     """Returns the cells, the most valuable first."""
-    setup = setup_of(tiny=tiny)
-    every: list[tuple[str, Any, float]] = [
+    every: list[Described] = [
         ("latency-direct", functools.partial(decode, name="direct"), 100),
         ("graphs", graphs, 75),
+        *with_runners("faults", faults, 75),
+        ("latency-cpu-tier", functools.partial(decode, name="cpu-tier"), 100),
     ]
-    for second in (True, False):
-        for asynchronous in (True, False):
-            name = f"faults-v{2 if second else 1}-{'async' if asynchronous else 'sync'}"
-            run = functools.partial(faults, second_runner=second, asynchronous=asynchronous)
-            every.append((name, run, 75))
     every.insert(4, ("killed", killed, 130))
-    every.append(("latency-cpu-tier", functools.partial(decode, name="cpu-tier"), 100))
-    return [
-        Cell(name, functools.partial(run, setup=setup), 0.5 * expect_s if tiny else expect_s)
-        for name, run, expect_s in every
-        if not (tiny and name in NEEDS_GPU)
-    ]
+    return cells_of(every, NEEDS_GPU, tiny=tiny)

@@ -6,13 +6,13 @@ do this on GPUs by itself until these answers were right there, so the cells all
 
 from __future__ import annotations
 
-import functools
+from dataclasses import replace
 from typing import Any
 
 from gpu.cells import Cell, Session
-from gpu.engine_cells import ask, forget, warm_up
+from gpu.engine_cells import ask, cells_of, forget, warm_up, with_runners
 from gpu.engine_hooks import ALLOW_JUMPS
-from gpu.engines import Engine, Setup, Start, of_dalsegno, setup_of
+from gpu.engines import Engine, Setup, Start, of_dalsegno
 
 JUMPED = "vllm:kv_offload_dalsegno_jumped_tokens"
 # The part of a prompt after which both ends should meet.
@@ -22,21 +22,15 @@ ROUNDS = 3
 SEED = 7400
 
 
-def answers(
-    session: Session, *, setup: Setup, second_runner: bool, asynchronous: bool
-) -> dict[str, Any]:
+def answers(session: Session, *, setup: Setup, start: Start) -> dict[str, Any]:
     """Compares answers of requests that jump, wherever both ends meet, with computed ones."""
-    name = f"ends-v{2 if second_runner else 1}-{'async' if asynchronous else 'sync'}"
-    start = Start(
-        name,
-        options={"async_scheduling": asynchronous},
-        environment={"VLLM_USE_V2_MODEL_RUNNER": str(int(second_runner)), ALLOW_JUMPS: "1"},
-    )
     rows = []
-    with session.folder(name) as place:
+    with session.folder(start.name) as place:
         extra = {"capacity": setup.capacity, "cpu_bytes_to_use": setup.pool, "load_policy": "auto"}
-        start.connector = of_dalsegno(str(place / "store"), "direct", **extra)
-        with Engine(session, setup, start) as engine:
+        connector = of_dalsegno(str(place / "store"), "direct", **extra)
+        environment = {**start.environment, ALLOW_JUMPS: "1"}
+        own = replace(start, connector=connector, environment=environment)
+        with Engine(session, setup, own) as engine:
             warm_up(engine)
             engine.do("front", part=0.0)
             right = engine.do("ask", n=setup.filler, seed=SEED)
@@ -87,16 +81,6 @@ NEEDS_GPU = ("ends-v2-async", "ends-v2-sync", "ends-v1-async")
 
 def cells(*, tiny: bool) -> list[Cell]:
     """Returns the cells, the most valuable first."""
-    setup = setup_of(tiny=tiny)
-    every: list[tuple[str, Any, float]] = []
-    for second in (True, False):
-        for asynchronous in (True, False):
-            name = f"ends-v{2 if second else 1}-{'async' if asynchronous else 'sync'}"
-            run = functools.partial(answers, second_runner=second, asynchronous=asynchronous)
-            every.append((name, run, 60))
+    every = with_runners("ends", answers, 60)
     every.insert(2, ("ends-disk", disk, 110))
-    return [
-        Cell(name, functools.partial(run, setup=setup), 0.5 * expect_s if tiny else expect_s)
-        for name, run, expect_s in every
-        if not (tiny and name in NEEDS_GPU)
-    ]
+    return cells_of(every, NEEDS_GPU, tiny=tiny)

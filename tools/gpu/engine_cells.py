@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ ROUNDS = 3
 LEASES_S = 30.0
 # The folder that `direct-pool` leaves to `direct-serve` and `direct-disk`.
 KEPT = "direct-store"
+# A cell of an engine: its name, what measures it, and its seconds on a GPU machine.
+Described = tuple[str, Callable[..., dict[str, Any]], float]
 
 
 def ask(engine: Engine, setup: Setup, kind: str, n: int) -> dict[str, Any]:
@@ -260,13 +263,57 @@ def fs_tier(session: Session, *, setup: Setup) -> dict[str, Any]:
     return {**found, "rows": rows + found["rows"]}
 
 
+def with_runner(prefix: str, *, second_runner: bool, asynchronous: bool) -> Start:
+    """Returns how an engine with one of vLLM's model runners is started, named after that.
+
+    Args:
+        prefix: Of its name.
+        second_runner: Whether it has the second one.
+        asynchronous: Whether a step is scheduled before the one before it has ended.
+    """
+    name = f"{prefix}-v{2 if second_runner else 1}-{'async' if asynchronous else 'sync'}"
+    environment = {"VLLM_USE_V2_MODEL_RUNNER": str(int(second_runner))}
+    return Start(name, None, {"async_scheduling": asynchronous}, environment)
+
+
+def with_runners(prefix: str, run: Callable[..., Any], expect_s: float) -> list[Described]:
+    """Returns cells of engines with each model runner, with and without asynchronous scheduling.
+
+    Args:
+        prefix: Of their names.
+        run: Measures, given the start of its engine.
+        expect_s: How long one takes on a GPU machine, in seconds.
+    """
+    starts = [
+        with_runner(prefix, second_runner=second, asynchronous=asynchronous)
+        for second in (True, False)
+        for asynchronous in (True, False)
+    ]
+    return [(start.name, functools.partial(run, start=start), expect_s) for start in starts]
+
+
+def cells_of(every: Sequence[Described], needs_gpu: Sequence[str], *, tiny: bool) -> list[Cell]:
+    """Returns the cells of engines.
+
+    Args:
+        every: Their names, what measures them, and how long they take on a GPU machine.
+        needs_gpu: Names of those that a CPU cannot run.
+        tiny: Whether the engines run a tiny model on the CPU.
+    """
+    setup = setup_of(tiny=tiny)
+    return [
+        Cell(name, functools.partial(run, setup=setup), 0.5 * expect_s if tiny else expect_s)
+        for name, run, expect_s in every
+        if not (tiny and name in needs_gpu)
+    ]
+
+
 # vLLM's own tiers copy between host memory and a GPU only.
 NEEDS_GPU = ("cpu-tier", "fs-tier")
 
 
 def cells(*, tiny: bool) -> list[Cell]:
     """Returns the cells, the most valuable first."""
-    setup = setup_of(tiny=tiny)
     every = (
         ("plain", plain, 75),
         ("cpu-tier", cpu_tier, 80),
@@ -278,8 +325,4 @@ def cells(*, tiny: bool) -> list[Cell]:
         ("tiered-serve", tiered_serve, 150),
         ("fs-tier", fs_tier, 160),
     )
-    return [
-        Cell(name, functools.partial(run, setup=setup), 0.5 * expect_s if tiny else expect_s)
-        for name, run, expect_s in every
-        if not (tiny and name in NEEDS_GPU)
-    ]
+    return cells_of(every, NEEDS_GPU, tiny=tiny)

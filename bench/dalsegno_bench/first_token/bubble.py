@@ -28,7 +28,7 @@ from dalsegno.paths import local_path
 from dalsegno_bench.first_token import arrivals, modelled, plot, real, report
 from dalsegno_bench.first_token.cells import HIT_RATES, LENGTHS, SOURCES, Table, table_of
 from dalsegno_bench.first_token.checks import checked, still_right
-from dalsegno_bench.first_token.ends import Fronts
+from dalsegno_bench.first_token.ends import fronts_of
 from dalsegno_bench.first_token.layers import H200, LayerTimes
 from dalsegno_bench.first_token.loads_by_layer import reproduced
 from dalsegno_bench.first_token.policies import Oracle
@@ -97,13 +97,13 @@ def _h100(path: Path | None) -> tuple[LayerTimes, dict[str, Any]]:
 
 def _tables(gpus: Sequence[LayerTimes], seeds: Sequence[int]) -> list[Table]:
     known = [
-        (times, tokens, Oracle(times, tokens), Fronts(times, tokens))
+        (times, tokens, Oracle(times, tokens), fronts_of(times, tokens))
         for times in gpus
         for tokens in LENGTHS
     ]
     return [
-        table_of(times, source, oracle, fronts, tokens, seeds)
-        for times, tokens, oracle, fronts in known
+        table_of(times, source, oracle, fronts_s, tokens, seeds)
+        for times, tokens, oracle, fronts_s in known
         for source in SOURCES
     ]
 

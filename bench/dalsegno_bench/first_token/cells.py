@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import dalsegno
-from dalsegno_bench.first_token.ends import Fronts, best_meeting, predicted, serve
+from dalsegno_bench.first_token.ends import best_meeting, predicted, serve
 from dalsegno_bench.first_token.layers import BYTES_PER_TOKEN, CHUNK, LayerTimes
 from dalsegno_bench.first_token.learning import learned
 from dalsegno_bench.first_token.pipeline import Outcome, Plan, Source, first_token
@@ -129,7 +129,7 @@ def table_of(
     times: LayerTimes,
     source: Source,
     oracle: Oracle,
-    fronts: Fronts,
+    fronts_s: Sequence[float],
     tokens: int,
     seeds: Sequence[int],
 ) -> Table:
@@ -139,7 +139,7 @@ def table_of(
         times: Of the GPU.
         source: Where blocks are.
         oracle: Of the GPU and the length.
-        fronts: The same.
+        fronts_s: Seconds of fronts of prompts, by their blocks.
         tokens: The length.
         seeds: One for each history from which our model has learned.
     """
@@ -167,20 +167,17 @@ def table_of(
         by_policy["oracle"] = best = Served(*bests[hit.tokens // BLOCK_TOKENS])
         both_ends = [Served(*serve(times, hit, one, predicted(one.model))) for one in ours]
         by_policy["both_ends"] = both_ends[0]
-        by_policy["two_sided"] = _two_sided(best, best_meeting(times, fronts, hit))
+        by_policy["two_sided"] = _two_sided(best, best_meeting(times, fronts_s, hit))
         table.cells.append(Cell(rate, by_policy, of_ours, both_ends))
     return table
 
 
 def _two_sided(best: Served, met_s: float) -> Served:
-    """Returns the better one of the best plan with one end, and of both ends."""
-    outcome = best.outcome
-    return best if outcome.first_token_s <= met_s else Served(best.plan, _at(outcome, met_s))
-
-
-def _at(outcome: Outcome, first_token_s: float) -> Outcome:
-    """Returns an outcome without bubbles, whose first token comes then."""
-    return replace(outcome, first_token_s=first_token_s, fill_s=0.0, steady_s=0.0)
+    """Returns the better one of the best plan with one end, and of both ends without bubbles."""
+    if best.outcome.first_token_s <= met_s:
+        return best
+    outcome = replace(best.outcome, first_token_s=met_s, fill_s=0.0, steady_s=0.0)
+    return Served(best.plan, outcome)
 
 
 def _simulated(times: LayerTimes, source: Source, tokens: int) -> float:

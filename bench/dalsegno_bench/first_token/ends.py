@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import dalsegno
@@ -19,7 +19,7 @@ from dalsegno_bench.first_token.layers import BYTES_PER_TOKEN, CHUNK, LayerTimes
 from dalsegno_bench.first_token.pipeline import Outcome, Plan, Rest, Source, first_token
 from dalsegno_bench.first_token.policies import BLOCK_TOKENS, Hit, Ours
 
-__all__ = ["Fronts", "best_meeting", "predicted", "serve"]
+__all__ = ["best_meeting", "fronts_of", "predicted", "serve"]
 
 # How often a scheduler looks again that has nothing to compute.
 LOOKS_EVERY_S = 1e-3
@@ -40,7 +40,7 @@ class _Parts:
     part: int
 
     def arrived_at(self, parts: int) -> float:
-        """Returns when so many parts have arrived."""
+        """Returns when a number of parts have arrived."""
         count = min(parts * self.part, self.blocks)
         return self.source.load_s(count * BLOCK_TOKENS * BYTES_PER_TOKEN)
 
@@ -95,26 +95,22 @@ def serve(
     )
 
 
-class Fronts:
-    """How long fronts of prompts compute on one GPU."""
+def fronts_of(times: LayerTimes, tokens: int) -> list[float]:
+    """Returns how long fronts of prompts compute on one GPU, in seconds, by their blocks.
 
-    def __init__(self, times: LayerTimes, tokens: int) -> None:
-        """Computes every number of blocks.
-
-        Args:
-            times: Of the GPU.
-            tokens: Tokens of the longest front.
-        """
-        ends = range(0, tokens + 1, BLOCK_TOKENS)
-        self.seconds = [times.request_s(0, end) for end in ends]
+    Args:
+        times: Of the GPU.
+        tokens: Tokens of the longest front.
+    """
+    return [times.request_s(0, end) for end in range(0, tokens + 1, BLOCK_TOKENS)]
 
 
-def best_meeting(times: LayerTimes, fronts: Fronts, hit: Hit) -> float:
+def best_meeting(times: LayerTimes, fronts_s: Sequence[float], hit: Hit) -> float:
     """Returns when the first token comes if both ends meet where that is best.
 
     Args:
         times: Of the GPU.
-        fronts: Of the GPU, as long as the prompt.
+        fronts_s: Seconds of fronts by their blocks, as long as the prompt.
         hit: The request.
     """
     blocks = hit.tokens // BLOCK_TOKENS
@@ -123,9 +119,9 @@ def best_meeting(times: LayerTimes, fronts: Fronts, hit: Hit) -> float:
         return hit.source.load_s((blocks - front) * BLOCK_TOKENS * BYTES_PER_TOKEN)
 
     # One grows and the other one falls.
-    at = bisect_left(range(blocks), True, key=lambda front: fronts.seconds[front] >= back_s(front))
+    at = bisect_left(range(blocks), True, key=lambda front: fronts_s[front] >= back_s(front))
     near = range(max(0, at - 1), min(at + 1, blocks) + 1)
-    met_s = min(max(fronts.seconds[front], back_s(front)) for front in near)
+    met_s = min(max(fronts_s[front], back_s(front)) for front in near)
     rest = Rest.of(times, hit.tokens, hit.prompt)
     return met_s + rest.layer_s * times.layers + rest.later_s
 

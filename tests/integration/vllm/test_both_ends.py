@@ -16,7 +16,7 @@ pytest.importorskip("vllm")
 from tests.dose import long_dose
 from tests.integration.vllm import both_ends_engine, direct_engine, tiny_model
 from tests.integration.vllm.processes import Program
-from tests.integration.vllm.test_direct import direct
+from tests.integration.vllm.test_direct import direct, environment
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 BLOCK = 32
@@ -57,12 +57,7 @@ class Stage:
             "options": {**OPTIONS, **options},
             "log_file": str(self.folder / f"{name}.log"),
         }
-        environment = {
-            "XDG_CACHE_HOME": str(self.folder / "cache"),
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "OMP_NUM_THREADS": "1",
-        }
-        engine = Program(both_ends_engine.run, spec, **environment)
+        engine = Program(both_ends_engine.run, spec, **environment(self.folder))
         cold_a, cold_b, *records = engine.records()
         assert engine.wait() == 0, engine.said()
         self.check(cold_a, A)

@@ -47,6 +47,15 @@ OPTIONS = {
 }
 
 
+def environment(folder: Path) -> dict[str, str]:
+    """Returns the variables of engines that run next to each other."""
+    return {
+        "XDG_CACHE_HOME": str(folder / "cache"),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
 class Stage:
     """A model, and engines that run one after the other, or next to each other.
 
@@ -72,13 +81,8 @@ class Stage:
             "options": {**OPTIONS, **options},
             "log_file": str(self.folder / f"{name}.log"),
         }
-        environment = {
-            "XDG_CACHE_HOME": str(self.folder / "cache"),
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "OMP_NUM_THREADS": "1",
-            "FAIL_LOAD_OF": str(self.folder / "failing rank"),
-        }
-        return Program(direct_engine.run, spec, **environment)
+        failing = str(self.folder / "failing rank")
+        return Program(direct_engine.run, spec, **environment(self.folder), FAIL_LOAD_OF=failing)
 
     def run(
         self, name: str, steps: list[dict[str, Any]], config: dict[str, Any] | None, **options: Any

@@ -307,12 +307,14 @@ def test_a_version_that_sizes_chunks_in_another_way_has_its_own_scheduler(
 ) -> None:
     monkeypatch.setattr(Scheduler, "_reserve_prefill_lookahead", changed)
     assert scheduling.unknown_hook() == "Scheduler._reserve_prefill_lookahead"
+    assert "Scheduler._reserve_prefill_lookahead" in scheduling.refusal()
     assert scheduling.scheduler_class(config()) is Scheduler
     assert scheduling.scheduler_class(config(is_async=True)) is AsyncScheduler
 
 
 def test_this_version_of_vllm_has_all_hooks() -> None:
     assert scheduling.unknown_hook() == ""
+    assert "--scheduler-cls" in scheduling.refusal()
 
 
 def test_a_scheduler_class_of_the_user_stays() -> None:

@@ -13,7 +13,7 @@ import pytest
 from dalsegno_bench.first_token import arrivals, bubble, cells, modelled, plot, real
 from dalsegno_bench.first_token.cells import HIT_RATES, SOURCES, crossover, table_of
 from dalsegno_bench.first_token.checks import checked
-from dalsegno_bench.first_token.ends import Fronts
+from dalsegno_bench.first_token.ends import fronts_of
 from dalsegno_bench.first_token.layers import (
     BEFORE,
     H200,
@@ -42,8 +42,8 @@ SECONDS = LayerTimes("a clock", "made up", tuple(tuple(1e3 for _ in NEW) for _ i
 @cache
 def made_tables() -> list[cells.Table]:
     oracle = Oracle(H200, TOKENS)
-    fronts = Fronts(H200, TOKENS)
-    return [table_of(H200, source, oracle, fronts, TOKENS, (1, 2)) for source in SOURCES]
+    fronts_s = fronts_of(H200, TOKENS)
+    return [table_of(H200, source, oracle, fronts_s, TOKENS, (1, 2)) for source in SOURCES]
 
 
 # Layer times.

@@ -32,11 +32,11 @@ const MARGIN: f64 = 1.25;
 const LEAST_GAIN: f64 = 0.2;
 /// The same of one that divides a prompt into more steps, compared with computing it.
 const LEAST_GAIN_OF_STEPS: f64 = 2.0;
-/// Of so many reads inside a step one is late, and everything is computed. Loads from the last block on have no such
-/// risk.
+/// The part of reads inside a step that are late, after which everything is computed. Loads from the last block on have
+/// no such risk.
 const RISK: f64 = 0.05;
 
-/// Parts in which the back of a prompt is loaded, if it has so many blocks.
+/// Parts in which the back of a prompt is loaded, if it has that many blocks.
 const PARTS: usize = 64;
 /// Parts that are lost, or awaited, where both ends meet.
 const LOST_PARTS: f64 = 1.0;
@@ -167,15 +167,15 @@ pub struct LoadChoice {
 
 /// The predicted times of a plan.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct LoadPlan {
-    pub(super) blocks: usize,
-    pub(super) way: Way,
-    pub(super) first_token_s: f64,
+struct LoadPlan {
+    blocks: usize,
+    way: Way,
+    first_token_s: f64,
     /// In which the engine computes, or waits, for this request.
-    pub(super) engine_s: f64,
+    engine_s: f64,
 }
 
-/// The blocks of one part of the back of a prompt, of which so many could be loaded.
+/// The blocks of one part of the back of a prompt, of which `blocks` could be loaded.
 #[must_use]
 pub fn part_of(blocks: usize) -> usize {
     blocks.div_ceil(PARTS)
@@ -212,7 +212,7 @@ impl Question<'_> {
         ends.chain(between).filter(|blocks| *blocks > 0)
     }
 
-    pub(super) fn total(&self) -> usize {
+    fn total(&self) -> usize {
         self.found.runs.iter().map(|run| run.blocks).sum()
     }
 
@@ -257,7 +257,7 @@ impl Question<'_> {
                 && cost(&best) - cost(plan) >= LEAST_GAIN * self.guard_s
                 && cost(&nothing) - cost(plan) >= LEAST_GAIN_OF_STEPS * self.guard_s
         };
-        if let Some(plan) = both_ends(self, compute).filter(is_worth) {
+        if let Some(plan) = self.both_ends(compute).filter(is_worth) {
             best = plan;
         }
         let gain_s = cost(&nothing) - cost(&best);
@@ -294,6 +294,36 @@ impl Question<'_> {
         LoadPlan { blocks, way: Way::Overlapped, first_token_s: all_s, engine_s: all_s }
     }
 
+    /// The plan that loads blocks from the last one on while it computes those before; `None` if that is no way here.
+    fn both_ends(&self, compute: &ComputeModel) -> Option<LoadPlan> {
+        let total = self.total();
+        if self.found.back.is_empty() || total < 2 {
+            return None;
+        }
+        let times = |front| (self.front_s(compute, front), self.back_s(total - front));
+        let (mut least, mut most) = (1, total - 1);
+        while least < most {
+            let middle = usize::midpoint(least, most);
+            let (front_s, back_s) = times(middle);
+            if front_s < back_s {
+                least = middle + 1;
+            } else {
+                most = middle;
+            }
+        }
+        let met_s = |front| {
+            let (front_s, back_s) = times(front);
+            front_s.max(back_s)
+        };
+        let before = (least - 1).max(1);
+        let front = if met_s(before) < met_s(least) { before } else { least };
+        let lost_s = LOST_PARTS * self.back_s(total) * number(part_of(total)) / number(total);
+        let rest_s = compute.request_s(self.end_of(total), self.prompt, self.chunk);
+        let first_token_s = met_s(front) + lost_s + rest_s;
+        let engine_s = self.front_s(compute, front) + rest_s;
+        Some(LoadPlan { blocks: total, way: Way::BothEnds { front }, first_token_s, engine_s })
+    }
+
     /// The seconds for which a request waits for so many blocks; infinite if their load might be given up.
     fn ahead_s(&self, blocks: usize, load_s: f64) -> f64 {
         match blocks {
@@ -304,7 +334,7 @@ impl Question<'_> {
     }
 
     /// The first token behind so many leading blocks. The last token is computed in any case.
-    pub(super) fn end_of(&self, blocks: usize) -> f64 {
+    fn end_of(&self, blocks: usize) -> f64 {
         let end = self.computed + number(blocks) * self.block_tokens;
         end.min(self.prompt - 1.0).max(0.0)
     }
@@ -322,12 +352,12 @@ impl Question<'_> {
     }
 
     /// The seconds in which so many leading blocks are computed.
-    pub(super) fn front_s(&self, compute: &ComputeModel, blocks: usize) -> f64 {
+    fn front_s(&self, compute: &ComputeModel, blocks: usize) -> f64 {
         compute.request_s(self.computed, self.end_of(blocks), self.chunk)
     }
 
     /// The seconds in which so many blocks arrive, the last ones first.
-    pub(super) fn back_s(&self, blocks: usize) -> f64 {
+    fn back_s(&self, blocks: usize) -> f64 {
         sum(self.found.back, blocks, Run::load_s)
     }
 
@@ -337,38 +367,8 @@ impl Question<'_> {
     }
 }
 
-/// The plan that loads blocks from the last one on while it computes those before; `None` if that is no way here.
-fn both_ends(question: &Question<'_>, compute: &ComputeModel) -> Option<LoadPlan> {
-    let total = question.total();
-    if question.found.back.is_empty() || total < 2 {
-        return None;
-    }
-    let times = |front| (question.front_s(compute, front), question.back_s(total - front));
-    let (mut least, mut most) = (1, total - 1);
-    while least < most {
-        let middle = usize::midpoint(least, most);
-        let (front_s, back_s) = times(middle);
-        if front_s < back_s {
-            least = middle + 1;
-        } else {
-            most = middle;
-        }
-    }
-    let met_s = |front| {
-        let (front_s, back_s) = times(front);
-        front_s.max(back_s)
-    };
-    let before = least.saturating_sub(1).max(1);
-    let front = if met_s(before) < met_s(least) { before } else { least };
-    let lost_s = LOST_PARTS * question.back_s(total) * number(part_of(total)) / number(total);
-    let rest_s = compute.request_s(question.end_of(total), question.prompt, question.chunk);
-    let first_token_s = met_s(front) + lost_s + rest_s;
-    let engine_s = question.front_s(compute, front) + rest_s;
-    Some(LoadPlan { blocks: total, way: Way::BothEnds { front }, first_token_s, engine_s })
-}
-
-/// The sum of the times of runs, one after the other, as far as so many blocks.
-pub(super) fn sum(runs: &[Run], blocks: usize, time: impl Fn(&Run, usize) -> f64) -> f64 {
+/// The sum of the times of runs, one after the other, for the first `blocks` blocks.
+fn sum(runs: &[Run], blocks: usize, time: impl Fn(&Run, usize) -> f64) -> f64 {
     let (mut left, mut sum_s) = (blocks, 0.0);
     for run in runs {
         let count = run.blocks.min(left);

@@ -295,8 +295,7 @@ class LoadDecider:
             sizes = self._sizes(runs, high, low)
             self._running.shrink(number, sizes)
             self.end_load(number, seconds, is_whole=True)
-            ((tier, size),) = sizes.items() if len(sizes) == 1 else (("", 0),)
-            return Back(tier, size, seconds) if tier else None
+            return Back(*sizes.popitem(), seconds) if len(sizes) == 1 else None
         running = self._running.loads.get(number)
         self.end_load(number, 0.0, is_whole=False)
         if running is not None and running.queued is not None:

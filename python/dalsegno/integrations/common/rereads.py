@@ -160,11 +160,6 @@ class Turns:
         return max(1, min(blocks // PART, MOST_BYTES // block_bytes) // part)
 
 
-def part_bytes(runs: Runs, block_bytes: int) -> int:
-    """Returns the bytes of a large read of blocks, on one worker."""
-    return max(1, sum(count for _, count in runs) // PART) * block_bytes
-
-
 class Rereads:
     """Measures tiers for one engine."""
 
@@ -200,8 +195,9 @@ class Rereads:
             computed_s: Seconds in which they were computed.
             back: What was loaded behind them.
         """
-        most = part_bytes(runs, namespaces[0].block_bytes)
-        if most < back.size:
+        each = namespaces[0].block_bytes
+        own = sum(count for tier, count in runs if tier == back.tier)
+        if self._turns.count("large", back.tier, own, each * len(namespaces)) * each < back.size:
             # It would say less than the back has.
             return
         is_early = self._decider.is_early(back.tier, back.size, back.seconds)

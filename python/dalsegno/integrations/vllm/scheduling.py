@@ -16,7 +16,6 @@ import dataclasses
 import inspect
 from typing import Any
 
-from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData
@@ -25,13 +24,9 @@ from vllm.v1.request import RequestStatus
 
 from dalsegno.integrations.vllm import compat
 
-logger = init_logger("vllm.dalsegno")
-
 NAME = "dalsegno.integrations.vllm.make_scheduler"
 # The columns of what vLLM sends of known requests, one place for each of them.
 _COLUMNS = ("req_ids", "new_block_ids", "num_computed_tokens", "num_output_tokens")
-
-
 # What is used of vLLM that it does not promise: classes, their methods, and arguments of these.
 _HOOKS: tuple[tuple[type[Any], str, tuple[str, ...]], ...] = (
     (Scheduler, "schedule", ()),
@@ -78,6 +73,11 @@ class JumpingScheduler(Scheduler):  # type: ignore[misc]
             self._send_again(output)
         return output
 
+    @property
+    def _runner_counts(self) -> bool:
+        """Whether the model runner counts tokens itself."""
+        return bool(getattr(self, "use_v2_model_runner", False))
+
     def _jump(self, request: Any, tokens: int) -> None:
         """Lets a request go on behind so many tokens."""
         if request.status != RequestStatus.RUNNING:
@@ -88,7 +88,7 @@ class JumpingScheduler(Scheduler):  # type: ignore[misc]
             external = stats.num_external_cached_tokens + tokens - before
             stats.set(prompt, local, min(external, prompt - local))
         self._count_hits(request, tokens - before)
-        if getattr(self, "use_v2_model_runner", False):
+        if self._runner_counts:
             self._sent_again.add(request.request_id)
 
     def _count_hits(self, request: Any, tokens: int) -> None:
@@ -125,7 +125,7 @@ class JumpingScheduler(Scheduler):  # type: ignore[misc]
         """Takes tokens of requests back whose blocks were not loaded."""
         found = super()._update_requests_with_invalid_blocks(*arguments, **options)
         affected, *_ = found
-        if self._jumper is not None and getattr(self, "use_v2_model_runner", False):
+        if self._jumper is not None and self._runner_counts:
             self._sent_again |= affected & {request.request_id for request in self.running}
         return found
 
@@ -159,12 +159,7 @@ def scheduler_class(vllm_config: Any) -> type[Any]:
     """
     is_async = vllm_config.scheduler_config.async_scheduling
     own: type[Any] = AsyncScheduler if is_async else Scheduler
-    if hook := unknown_hook():
-        logger.warning(
-            "Dalsegno does not know %s as it is in this version of vLLM: prompts are loaded or "
-            "computed, not both at the same time.",
-            hook,
-        )
+    if unknown_hook():
         return own
     return JumpingAsyncScheduler if is_async else JumpingScheduler
 
@@ -183,9 +178,10 @@ def install(vllm_config: Any) -> None:
     config = vllm_config.scheduler_config
     if config.scheduler_cls is None:
         config.scheduler_cls = make_scheduler
-    elif config.scheduler_cls not in (make_scheduler, NAME):
-        logger.info(
-            "Dalsegno leaves scheduler_cls as you gave it (%s): prompts are loaded or computed, "
-            "not both at the same time.",
-            config.scheduler_cls,
-        )
+
+
+def refusal() -> str:
+    """Returns why an engine whose requests may jump has a scheduler that lets none."""
+    if hook := unknown_hook():
+        return f"this version of vLLM has another {hook} than is known"
+    return f"its scheduler is not {NAME} (--scheduler-cls)"

@@ -109,7 +109,7 @@ class BackLoad:
             reached = [one for one in self._parts if one.first < self._frontier]
             if reached:
                 # What is left behind them has no part on its way.
-                self._parts = deque(one for one in self._parts if one not in reached)
+                self._parts = deque(one for one in self._parts if one.first >= self._frontier)
                 self._next = min(self._next, self._frontier)
         _end(reached)
         self._go_on()

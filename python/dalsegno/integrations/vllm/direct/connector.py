@@ -160,7 +160,7 @@ class DirectConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if self._no_jumps or not self._schedules.both_ends.is_possible:
             logger.info(
                 "Dalsegno loads or computes a prompt, not both at the same time: %s.",
-                self._no_jumps or f"the scheduler is not {scheduling.NAME} (--scheduler-cls)",
+                self._no_jumps or scheduling.refusal(),
             )
 
     def update_connector_output(self, connector_output: Any) -> None:
