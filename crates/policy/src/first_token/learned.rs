@@ -5,7 +5,8 @@
 //! 2. A measurement is a surprise if it is off by more than [`DRIFT`], and none of the last ones of work that was no
 //!    longer took as long, or none of the newest ones of work that was no shorter was as fast. If the next one is late
 //!    and a surprise as well, or early, as the first one was, the work has changed: what was learned is scaled, and the
-//!    second one counts like the first ones. A single one is learned from, or not: see [`Single`].
+//!    second one counts like the first ones. A single one is learned from, or not: see [`Single`]. [`LATE_RUN`] in a row
+//!    that are as late have changed in any case, by what the least late one says.
 //! 3. A high prediction for the work that was measured last is not below what that took, less what would be no unusual
 //!    delay: one slow measurement is believed at once.
 //! 4. Work that was given up has no time. Until other work was measured, a high prediction is longer than any
@@ -16,6 +17,8 @@ use super::regression::{Regression, is_time};
 
 /// A prediction that is off by this factor is a surprise.
 const DRIFT: f64 = 1.5;
+/// Measurements in a row that are late by that factor, after which the work has changed.
+const LATE_RUN: u32 = 4;
 /// A high prediction over the expected time, after work was given up.
 const GIVEN_UP: f64 = 1e6;
 
@@ -56,6 +59,29 @@ impl Surprise {
     }
 }
 
+/// Measurements in a row that were late.
+#[derive(Clone, Copy, Debug)]
+struct LateRun {
+    count: u32,
+    /// The least of them, times the expected time.
+    least: f64,
+}
+
+impl LateRun {
+    const NONE: Self = Self { count: 0, least: f64::INFINITY };
+
+    /// Adds a measurement; returns the least of the run if it is long enough, which ends it.
+    fn add(&mut self, side: Option<Surprise>, ratio: f64) -> Option<f64> {
+        if side != Some(Surprise::Late) {
+            *self = Self::NONE;
+            return None;
+        }
+        *self = Self { count: self.count + 1, least: self.least.min(ratio) };
+        let is_long = self.count >= LATE_RUN;
+        is_long.then(|| std::mem::replace(self, Self::NONE).least)
+    }
+}
+
 /// The time of one kind of work, in seconds.
 #[derive(Clone, Debug)]
 pub struct Learned<const TERMS: usize> {
@@ -65,6 +91,7 @@ pub struct Learned<const TERMS: usize> {
     usual: Usual,
     /// The last measurement was one, or a hint at one, and the work had not changed.
     surprise: Option<Surprise>,
+    late_run: LateRun,
     measured: u64,
     drifts: u64,
 }
@@ -76,7 +103,8 @@ impl<const TERMS: usize> Learned<TERMS> {
         let regression = Regression::new(prior, spread);
         let recent = Recent::new();
         let usual = recent.usual();
-        Self { regression, single, recent, usual, surprise: None, measured: 0, drifts: 0 }
+        let late_run = LateRun::NONE;
+        Self { regression, single, recent, usual, surprise: None, late_run, measured: 0, drifts: 0 }
     }
 
     /// The time that is expected.
@@ -129,18 +157,22 @@ impl<const TERMS: usize> Learned<TERMS> {
         let side = side_of(expected, seconds);
         let is_new = side.is_some_and(|side| side.is_new(seconds, precedents));
         let is_again = side.is_some() && side == self.surprise;
-        let has_changed = is_again
+        let is_confirmed = is_again
             && match side {
                 // A delay that is usual confirms nothing.
                 Some(Surprise::Late) => is_new,
                 _ => confirms,
             };
-        if has_changed {
-            let ratio = seconds / expected;
+        let ratio = seconds / expected;
+        let least = self.late_run.add(side, ratio);
+        let changed = if is_confirmed { Some(ratio) } else { least };
+        if let Some(ratio) = changed {
+            self.late_run = LateRun::NONE;
             self.regression.scale(ratio);
-            self.recent.change(ratio);
+            self.recent.change(ratio, |terms| self.regression.time(terms));
             self.drifts += 1;
         }
+        let has_changed = changed.is_some();
         let is_first = self.measured <= TERMS as u64;
         // What was early is left, if this is early as well and too short to confirm it.
         let is_left = |side: &_| is_again && *side == Surprise::Early;

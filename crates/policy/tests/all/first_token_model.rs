@@ -329,6 +329,37 @@ fn a_delay_that_is_usual_makes_no_tier_slow() {
     assert!(tier.learned().time(&[1.0, 4e6]) < 2.0 * before);
 }
 
+/// Larger loads took as long before, so that no single one is a surprise.
+#[test]
+fn four_late_loads_in_a_row_show_that_a_tier_became_slower() {
+    let mut tier = TransferModel::new(TransferPrior { latency_s: 1e-3, bytes_per_s: 1e8 });
+    for bytes in [1e7, 2e7].repeat(8) {
+        tier.note(bytes, 1e-3 + bytes / 1e8);
+    }
+    let late = [0.18, 0.19, 0.2].map(|seconds| tier.note(1e7, seconds));
+    assert_eq!(late, [Shown::Nothing; 3]);
+    assert_eq!(tier.note(1e7, 0.05), Shown::Surprise, "one in time ends them");
+    let late = [0.18, 0.19, 0.2, 0.18].map(|seconds| tier.note(1e7, seconds));
+    assert_eq!(late, [Shown::Nothing, Shown::Nothing, Shown::Nothing, Shown::Change]);
+    assert!((0.15..0.19).contains(&tier.learned().time(&[1.0, 1e7])));
+}
+
+/// A tier that became slower is first taken for one whose loads are sometimes late.
+#[test]
+fn what_was_late_as_a_tier_had_changed_is_no_usual_delay() {
+    let mut tier = TransferModel::new(TransferPrior { latency_s: 1e-2, bytes_per_s: 1e8 });
+    let seconds = |bytes: f64, rate: f64| 1e-2 + bytes / rate;
+    for bytes in [1e7, 1.5e7, 2e7, 4.5e7].repeat(6) {
+        tier.note(bytes, seconds(bytes, 1e8));
+    }
+    for bytes in [1e7, 1.5e7, 1e7, 1e7, 4e7, 4e7] {
+        tier.note(bytes, seconds(bytes, 5e7));
+    }
+    assert_eq!(tier.learned().drifts(), 1);
+    assert!(tier.learned().usual().late_s < 0.02, "{:?}", tier.learned().usual());
+    assert!(tier.load_s(5e6) < 1.3 * seconds(5e6, 5e7));
+}
+
 #[test]
 fn large_loads_behind_others_are_late_with_them() {
     let tier = TransferPrior { latency_s: 1e-3, bytes_per_s: 1e9 };
