@@ -19,6 +19,7 @@ medians. The rates fall from cell to cell, because `auto` learns only from its o
 `after_step` counts the requests that come 1.3 times later than with the better policy after the
 rate has changed from 4 to 1/4 of the crossover, and back: the larger number. `beside` is the first
 token of a request without hits while another one loads, over the same while that one computes.
+`meeting` is by which part of the predicted blocks both ends met elsewhere, the median.
 """
 
 from __future__ import annotations
@@ -197,6 +198,7 @@ class Bench:
         rounds = [one for group in self.rounds.values() for one in group]
         aa_p90 = round(figures.noise(rounds), 3)
         line = {**self.line, "aa_p90": aa_p90, **figures.overall(self.line["cells"], aa_p90)}
+        line["meeting"] = round(figures.meeting(rounds), 3)
         line["different_answers"] = sum(one.differs for one in rounds)
         line["distinct_answers"] = len({str(one.auto["answers"]) for one in rounds})
         line["prompts"] = len(rounds)

@@ -11,7 +11,7 @@ from typing import Any
 
 from dalsegno_bench.vllm.first_token_plan import Cell
 
-__all__ = ["TARGETS", "Round", "after_step", "cell", "missed", "noise", "overall"]
+__all__ = ["TARGETS", "Round", "after_step", "cell", "meeting", "missed", "noise", "overall"]
 
 Answer = Mapping[str, Any]
 
@@ -22,6 +22,7 @@ TARGETS = {
     "gain": ("<=", 1.0),
     "after_step": ("<=", 2),
     "beside": ("<=", 1.05),
+    "meeting": ("<=", 0.15),
 }
 # A first token that comes so many times later than with the better policy counts as worse.
 WORSE = 1.3
@@ -120,6 +121,13 @@ def noise(rounds: Sequence[Round]) -> float:
     """Returns the 90th percentile of how much two recomputes of a prompt differ, as a share."""
     off = sorted(abs(seconds(one.never[0]) / seconds(one.never[1]) - 1) for one in rounds)
     return off[math.ceil(0.9 * len(off)) - 1]
+
+
+def meeting(rounds: Sequence[Round]) -> float:
+    """Returns by which part of the predicted blocks both ends met elsewhere: the median; or 0."""
+    met = [one[:2] for each in rounds for one in each.auto["meetings"]]
+    off = [abs(blocks / predicted - 1) for predicted, blocks in met]
+    return statistics.median(off) if off else 0.0
 
 
 def overall(cells: Sequence[Mapping[str, Any]], aa_p90: float) -> dict[str, float]:

@@ -53,6 +53,7 @@ class _Recorded:
         decider: The decider; None until it has decided.
         choices: The predictions of each choice since the last order.
         loads: Tier, bytes, predicted seconds and measured seconds of each load.
+        reads: The same of each read for which nobody waited.
         steps: Predicted and measured seconds of each step.
         meetings: Of each request whose both ends have met, the blocks that it computed until then,
             as predicted and really, and those that it loaded.
@@ -62,12 +63,13 @@ class _Recorded:
         self.decider: Any = None
         self.choices: list[dict[str, Any]] = []
         self.loads: list[list[Any]] = []
+        self.reads: list[list[Any]] = []
         self.steps: list[list[float]] = []
         self.meetings: list[list[float]] = []
 
     def begin(self) -> None:
         """Forgets what belongs to earlier orders."""
-        self.choices, self.loads, self.steps, self.meetings = [], [], [], []
+        self.choices, self.loads, self.reads, self.steps, self.meetings = [], [], [], [], []
 
     def follow(self) -> None:
         """Records what deciders do that are made from now on."""
@@ -89,6 +91,10 @@ class _Recorded:
                 for tier, size in running.sizes.items() if running else ():
                     recorded.loads.append([tier, size, self.model.load_s(tier, size), seconds])
                 super().end_load(number, seconds, **how)
+
+            def note_read(self, tier: str, size: int, seconds: float, **how: bool) -> Any:
+                recorded.reads.append([tier, size, self.model.load_s(tier, size), seconds])
+                return super().note_read(tier, size, seconds, **how)
 
             def note_step(self, step: Any) -> None:
                 work = step.work
@@ -171,6 +177,7 @@ class _Engine:
             **{name: after.get(key, 0) - before.get(key, 0) for name, key in keys.items()},
             "choices": self._recorded.choices,
             "loads": self._recorded.loads,
+            "reads": self._recorded.reads,
             "steps": self._recorded.steps,
             "meetings": self._recorded.meetings,
         }

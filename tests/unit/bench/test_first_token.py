@@ -19,7 +19,7 @@ CELL = Cell(1.0, 3072, 0.5)
 
 def answer(first_token_s: float, token: int = 7, **changes: Any) -> dict[str, Any]:
     usual = {"first_token_s": [first_token_s], "answers": [[token]], "load_failed_blocks": 0}
-    return {**usual, "choices": [], "loads": [], **changes}
+    return {**usual, "choices": [], "loads": [], "meetings": [], **changes}
 
 
 def choice(blocks: int, *, in_step: bool = False) -> dict[str, Any]:
@@ -76,8 +76,17 @@ def test_requests_after_a_step_count_until_the_last_late_one() -> None:
     assert (result["worse"], result["adapted_after"], result["requests"]) == (3, 2, 5)
 
 
+def test_the_meeting_is_off_by_a_part_of_the_predicted_blocks() -> None:
+    two = (answer(1.0), answer(1.0))
+    met = [[[10, 11.0, 5]], [[10, 8.0, 8], [40, 40.0, 2]], []]
+    rounds = [Round(two, answer(1.0), answer(1.0, meetings=one)) for one in met]
+    assert figures.meeting(rounds) == pytest.approx(0.1)
+    assert figures.meeting(rounds[2:]) == 0.0
+
+
 def test_missed_targets_are_named_with_their_bounds() -> None:
     good = {"cells_within": 1.0, "worst": 1.1, "gain": 0.9, "after_step": 2, "beside": 0.3}
+    good["meeting"] = 0.1
     assert figures.missed(good) == []
     bad = {**good, "cells_within": 0.9, "after_step": 6}
     assert figures.missed(bad) == [
