@@ -5,18 +5,17 @@
 //! 2. A measurement is a surprise if it is off by more than [`DRIFT`], and none of the last ones of work that was no
 //!    longer took as long, or none of the newest ones of work that was no shorter was as fast. If the next one is late
 //!    and a surprise as well, or early, as the first one was, the work has changed: what was learned is scaled, and the
-//!    second one counts like the first ones. A single one is learned from, or not: see [`Single`]. [`LATE_RUN`] in a row
-//!    that are as late have changed in any case, by what the least late one says.
+//!    second one counts like the first ones. A single one is learned from, or not: see [`Single`]. Where it is not, it
+//!    has changed as well if [`LATE_RUN`] in a row are late, by what the least late one says, and without what was a
+//!    usual delay before.
 //! 3. A high prediction for the work that was measured last is not below what that took, less what would be no unusual
 //!    delay: one slow measurement is believed at once.
 //! 4. Work that was given up has no time. Until other work was measured, a high prediction is longer than any
 //!    computing.
 
-use super::recent::{Precedents, Recent, Usual};
+use super::recent::{DRIFT, Precedents, Recent, Usual};
 use super::regression::{Regression, is_time};
 
-/// A prediction that is off by this factor is a surprise.
-const DRIFT: f64 = 1.5;
 /// Measurements in a row that are late by that factor, after which the work has changed.
 const LATE_RUN: u32 = 4;
 /// A high prediction over the expected time, after work was given up.
@@ -59,24 +58,29 @@ impl Surprise {
     }
 }
 
-/// Measurements in a row that were late.
+/// Measurements in a row that were late, even if a delay that was usual before is left out.
 #[derive(Clone, Copy, Debug)]
 struct LateRun {
     count: u32,
     /// The least of them, times the expected time.
     least: f64,
+    /// Seconds of that delay.
+    usual_s: f64,
 }
 
 impl LateRun {
-    const NONE: Self = Self { count: 0, least: f64::INFINITY };
+    const NONE: Self = Self { count: 0, least: f64::INFINITY, usual_s: 0.0 };
 
     /// Adds a measurement; returns the least of the run if it is long enough, which ends it.
-    fn add(&mut self, side: Option<Surprise>, ratio: f64) -> Option<f64> {
-        if side != Some(Surprise::Late) {
+    fn add(&mut self, expected: f64, seconds: f64, usual_s: f64) -> Option<f64> {
+        // What was late makes delays usual: they count from before the run.
+        let usual_s = if self.count == 0 { usual_s } else { self.usual_s };
+        let ratio = (seconds - usual_s) / expected;
+        if ratio <= DRIFT {
             *self = Self::NONE;
             return None;
         }
-        *self = Self { count: self.count + 1, least: self.least.min(ratio) };
+        *self = Self { count: self.count + 1, least: self.least.min(ratio), usual_s };
         let is_long = self.count >= LATE_RUN;
         is_long.then(|| std::mem::replace(self, Self::NONE).least)
     }
@@ -163,9 +167,10 @@ impl<const TERMS: usize> Learned<TERMS> {
                 Some(Surprise::Late) => is_new,
                 _ => confirms,
             };
-        let ratio = seconds / expected;
-        let least = self.late_run.add(side, ratio);
-        let changed = if is_confirmed { Some(ratio) } else { least };
+        let run = self.late_run.add(expected, seconds, self.usual.late_s);
+        // Work that is learned from in any case has no need of it.
+        let run = run.filter(|_| self.single == Single::Remembered);
+        let changed = if is_confirmed { Some(seconds / expected) } else { run };
         if let Some(ratio) = changed {
             self.late_run = LateRun::NONE;
             self.regression.scale(ratio);
@@ -177,10 +182,11 @@ impl<const TERMS: usize> Learned<TERMS> {
         // What was early is left, if this is early as well and too short to confirm it.
         let is_left = |side: &_| is_again && *side == Surprise::Early;
         self.surprise = side.filter(|side| !has_changed && (is_new || is_left(side)));
-        let is_clear = has_changed || is_first || self.single == Single::Learned;
+        let is_clear = is_confirmed || is_first || self.single == Single::Learned;
         if is_clear || self.surprise.is_none() {
             // What has happened before, and is far off, moves what was learned by a step.
-            let near = seconds.clamp(expected / DRIFT, DRIFT * expected);
+            let now = self.regression.time(terms);
+            let near = seconds.clamp(now / DRIFT, DRIFT * now);
             self.regression.note(terms, if is_clear { seconds } else { near });
         }
         let time = self.regression.time(terms).max(f64::MIN_POSITIVE);

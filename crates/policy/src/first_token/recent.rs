@@ -5,13 +5,14 @@
 
 use std::array;
 
+/// A prediction that is off by this factor is a surprise.
+pub(super) const DRIFT: f64 = 1.5;
+
 /// Measurements that are remembered.
 const KEPT: usize = 32;
 /// So many of the newest ones are enough to show that a slow while has ended, as none was later than predicted then,
 /// and that a fast while has begun, as none was as fast.
 const NEWEST: usize = 10;
-/// Times the expected time, work that was so late that it may have changed.
-const LATE: f64 = 1.5;
 /// The part of measurements that are below a high prediction, and above a low one.
 const CONFIDENCE: f64 = 0.8;
 /// Of work that takes so many times longer, a delay says nothing of shorter work.
@@ -67,11 +68,15 @@ impl<const TERMS: usize> Recent<TERMS> {
         self.next = self.place(1);
         self.ring[self.next] = None;
         self.since = 0;
-        // What was that late before was so as the work had changed already, if it is not later than that.
-        for one in self.ring.iter_mut().flatten() {
-            if one.measured > LATE * one.expected {
-                one.expected = time(&one.terms).clamp(one.expected, one.measured);
-            }
+        // What was late just before was so as the work had changed already, if it is not later than that.
+        for back in 1..KEPT {
+            let at = self.place(back);
+            let Some(one) =
+                self.ring[at].as_mut().filter(|one| one.measured > DRIFT * one.expected)
+            else {
+                break;
+            };
+            one.expected = time(&one.terms).clamp(one.expected, one.measured);
         }
         // Delays of slower work say nothing. Those of faster work may be what they were.
         let ratio = ratio.min(1.0);

@@ -344,6 +344,61 @@ fn four_late_loads_in_a_row_show_that_a_tier_became_slower() {
     assert!((0.15..0.19).contains(&tier.learned().time(&[1.0, 1e7])));
 }
 
+#[test]
+fn the_last_of_four_late_loads_alone_says_not_by_how_much() {
+    let mut tier = TransferModel::new(TransferPrior { latency_s: 1e-3, bytes_per_s: 1e8 });
+    for bytes in [1e7, 2e7].repeat(8) {
+        tier.note(bytes, 1e-3 + bytes / 1e8);
+    }
+    for seconds in [0.18, 0.18, 0.18, 3.0] {
+        tier.note(1e7, seconds);
+    }
+    let expected = tier.learned().time(&[1.0, 1e7]);
+    assert!(expected < 0.5, "{expected}");
+}
+
+/// A burst of a disk with a limited rate was awaited by each third load.
+#[test]
+fn four_loads_that_wait_as_usual_make_no_large_one_slow() {
+    let mut tier = TransferModel::new(TransferPrior { latency_s: 1e-3, bytes_per_s: 1e9 });
+    for at in 0..48 {
+        let bytes = if at % 6 == 0 { 5e8 } else { 2e6 };
+        tier.note(bytes, 1e-3 + bytes / 1e9 + if at % 3 == 2 { 0.09 } else { 0.0 });
+    }
+    for seconds in [0.09, 0.08, 0.095, 0.085] {
+        tier.note(2e6, seconds);
+    }
+    assert!(tier.load_s(2e9) < 4.0, "{}", tier.load_s(2e9));
+}
+
+#[test]
+fn four_slow_steps_that_decode_leave_the_time_of_prompts() {
+    let right = |work: StepWork| 1e-2 + 4e-5 * work.tokens + 2e-9 * work.pairs + 6e-8 * work.read;
+    let mut model = ComputeModel::new(prior(1.0));
+    for prompt in [16_384.0, 32_768.0, 65_536.0].repeat(20) {
+        for step in 0_u32.. {
+            let before = 8192.0 * f64::from(step);
+            if before >= prompt {
+                break;
+            }
+            let work = StepWork::of_request(8192.0, before);
+            model.note(work, right(work));
+        }
+        for token in 0_u32..16 {
+            let work = StepWork::of_request(1.0, prompt + f64::from(token));
+            model.note(work, right(work));
+        }
+    }
+    let slow = [2.6, 1.0, 1.0, 1.0, 1.0, 1.0, 2.2, 2.0, 2.1, 2.3];
+    for (token, times) in (0_u32..).zip([1.0; 12].into_iter().chain(slow).chain([1.0; 100])) {
+        let work = StepWork::of_request(1.0, 16_384.0 + f64::from(token));
+        model.note(work, times * right(work));
+    }
+    let chunks = (0..4).map(|at| StepWork::of_request(8192.0, 8192.0 * f64::from(at)));
+    let ratio = model.request_s(0.0, 32_768.0, 8192.0) / chunks.map(right).sum::<f64>();
+    assert!((0.8..1.25).contains(&ratio), "{ratio}");
+}
+
 /// A tier that became slower is first taken for one whose loads are sometimes late.
 #[test]
 fn what_was_late_as_a_tier_had_changed_is_no_usual_delay() {
