@@ -22,6 +22,7 @@ import zmq
 from tests.dose import dose
 from tests.integration.vllm import events_engine
 from tests.integration.vllm.processes import Program
+from tests.integration.vllm.tiers import needs_positions
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEventBatch
 
 from dalsegno.demo import primer
@@ -228,6 +229,7 @@ ROUTERS: dict[str, dict[str, Rule]] = {
 }
 
 
+@needs_positions
 @pytest.mark.parametrize(
     ("router", "reason"),
     [(router, reason) for router, rules in ROUTERS.items() for reason in rules],
@@ -243,6 +245,7 @@ def test_no_rule_of_a_router_drops_an_event(recording: Recording, router: str, r
     assert not [event for event in ours if ROUTERS[router][reason](event)]
 
 
+@needs_positions
 def test_announced_blocks_form_chains(recording: Recording) -> None:
     """The parent of each block is announced too, so that routers can build their trees."""
     tokens: dict[int, list[int]] = {}

@@ -8,9 +8,11 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from tests.integration.vllm.tiers import needs_positions
+
 from dalsegno_bench.vllm import vllm_tier
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, needs_positions]
 
 
 def test_the_last_line_has_every_call(capsys: pytest.CaptureFixture[str]) -> None:
