@@ -277,17 +277,15 @@ impl Question<'_> {
         }
         let step_s = self.step_s(compute, from);
         let first_s = sum(self.found.runs, blocks, |run, count| run.first_layer_s(count, layers));
-        let waited_s = |first_s: f64, load_s: f64, step_s: f64| {
-            first_s.max(load_s - step_s * (layers - 1.0) / layers)
+        let waited_s = |part: f64, step_s: f64| {
+            (part * first_s).max(part * load_s - step_s * (layers - 1.0) / layers)
         };
-        let is_risk = !self.found.back.is_empty() && blocks > self.overlap.most_copied;
         let beside_s = if blocks <= self.overlap.most_copied { 0.0 } else { step_s };
-        // Nobody else's first token waits where there is that risk, which counts.
-        let most_first_s = if is_risk { first_s } else { MARGIN * first_s };
-        if waited_s(most_first_s, MARGIN * load_s, beside_s) > self.overlap.most_wait_s {
+        if waited_s(MARGIN, beside_s) > self.overlap.most_wait_s {
             return ahead;
         }
-        let overlapped_s = step_s + waited_s(first_s, load_s, step_s);
+        let overlapped_s = step_s + waited_s(1.0, step_s);
+        let is_risk = !self.found.back.is_empty() && blocks > self.overlap.most_copied;
         let risk_s = if is_risk { RISK * self.front_s(compute, blocks) } else { 0.0 };
         let all_s = overlapped_s + rest_s - step_s + risk_s;
         if all_s > ahead.first_token_s {
