@@ -89,12 +89,15 @@ class _Recorded:
             def end_load(self, number: int, seconds: float, **how: bool) -> None:
                 running = self._running.loads.get(number)
                 for tier, size in running.sizes.items() if running else ():
-                    recorded.loads.append([tier, size, self.model.load_s(tier, size), seconds])
+                    recorded.loads.append(self._measured(tier, size, seconds))
                 super().end_load(number, seconds, **how)
 
             def note_read(self, tier: str, size: int, seconds: float, **how: bool) -> Any:
-                recorded.reads.append([tier, size, self.model.load_s(tier, size), seconds])
+                recorded.reads.append(self._measured(tier, size, seconds))
                 return super().note_read(tier, size, seconds, **how)
+
+            def _measured(self, tier: str, size: int, seconds: float) -> list[Any]:
+                return [tier, size, self.model.load_s(tier, size), seconds]
 
             def note_step(self, step: Any) -> None:
                 work = step.work

@@ -85,8 +85,8 @@ def test_the_meeting_is_off_by_a_part_of_the_predicted_blocks() -> None:
 
 
 def test_missed_targets_are_named_with_their_bounds() -> None:
-    good = {"cells_within": 1.0, "worst": 1.1, "gain": 0.9, "after_step": 2, "beside": 0.3}
-    good["meeting"] = 0.1
+    good = {"cells_within": 1.0, "worst": 1.1, "gain": 0.9}
+    good |= {"after_step": 2, "beside": 0.3, "meeting": 0.1}
     assert figures.missed(good) == []
     bad = {**good, "cells_within": 0.9, "after_step": 6}
     assert figures.missed(bad) == [

@@ -5,9 +5,9 @@
 //! 2. A measurement is a surprise if it is off by more than [`DRIFT`], and none of the last ones of work that was no
 //!    longer took as long, or none of the newest ones of work that was no shorter was as fast. If the next one is late
 //!    and a surprise as well, or early, as the first one was, the work has changed: what was learned is scaled, and the
-//!    second one counts like the first ones. A single one is learned from, or not: see [`Single`]. Where it is not, it
-//!    has changed as well if [`LATE_RUN`] in a row are late, by what the least late one says, and without what was a
-//!    usual delay before.
+//!    second one counts like the first ones. A single one is learned from, or not: see [`Single`]. If not, the work has
+//!    changed as well when [`LATE_RUN`] in a row are late, by what the least late one says. What was a usual delay
+//!    before them is left out.
 //! 3. A high prediction for the work that was measured last is not below what that took, less what would be no unusual
 //!    delay: one slow measurement is believed at once.
 //! 4. Work that was given up has no time. Until other work was measured, a high prediction is longer than any
@@ -16,7 +16,7 @@
 use super::recent::{DRIFT, Precedents, Recent, Usual};
 use super::regression::{Regression, is_time};
 
-/// Measurements in a row that are late by that factor, after which the work has changed.
+/// Measurements in a row that are late by more than [`DRIFT`], after which the work has changed.
 const LATE_RUN: u32 = 4;
 /// A high prediction over the expected time, after work was given up.
 const GIVEN_UP: f64 = 1e6;
@@ -71,7 +71,7 @@ struct LateRun {
 impl LateRun {
     const NONE: Self = Self { count: 0, least: f64::INFINITY, usual_s: 0.0 };
 
-    /// Adds a measurement; returns the least of the run if it is long enough, which ends it.
+    /// Adds a measurement; returns the least of the run if it is long enough.
     fn add(&mut self, expected: f64, seconds: f64, usual_s: f64) -> Option<f64> {
         // What was late makes delays usual: they count from before the run.
         let usual_s = if self.count == 0 { usual_s } else { self.usual_s };
@@ -81,8 +81,7 @@ impl LateRun {
             return None;
         }
         *self = Self { count: self.count + 1, least: self.least.min(ratio), usual_s };
-        let is_long = self.count >= LATE_RUN;
-        is_long.then(|| std::mem::replace(self, Self::NONE).least)
+        (self.count >= LATE_RUN).then_some(self.least)
     }
 }
 
@@ -167,9 +166,10 @@ impl<const TERMS: usize> Learned<TERMS> {
                 Some(Surprise::Late) => is_new,
                 _ => confirms,
             };
-        let run = self.late_run.add(expected, seconds, self.usual.late_s);
-        // Work that is learned from in any case has no need of it.
-        let run = run.filter(|_| self.single == Single::Remembered);
+        let run = match self.single {
+            Single::Learned => None,
+            Single::Remembered => self.late_run.add(expected, seconds, self.usual.late_s),
+        };
         let changed = if is_confirmed { Some(seconds / expected) } else { run };
         if let Some(ratio) = changed {
             self.late_run = LateRun::NONE;
