@@ -362,6 +362,7 @@ class CostModel:
         queued: tuple[float, float, float] = ...,
         load_all: bool = False,
         both_ends: bool = False,
+        are_beside: bool = False,
     ) -> LoadChoice:
         """Chooses how many leading blocks of a prompt to load.
 
@@ -381,6 +382,7 @@ class CostModel:
             load_all: All blocks are loaded, whatever that costs; only the way is chosen.
             both_ends: Whether blocks can be loaded from the last one on while those before them are
                 computed.
+            are_beside: Whether the engine computes others, whom a step that waits delays.
 
         Raises:
             InvalidError: There is no such tier.
@@ -408,7 +410,8 @@ class LoadTerms:
         layers: Layers of the model.
         guard_s: Seconds by which a first token may come later than without us, if a fiftieth of it
             is not more.
-        most_wait_s: Seconds for which a step may wait in all, while it computes nothing.
+        most_wait_s: Seconds for which a step may wait in all, while it computes nothing. One that
+            delays nobody may wait ten times as long, if computing the blocks would take as long.
         most_load_s: Seconds after which a load is given up for which no step waits.
 
     Raises:
@@ -464,6 +467,9 @@ class LoadChoice:
     @property
     def step_s(self) -> float:
         """Seconds that the step behind the blocks computes."""
+    @property
+    def wait_s(self) -> float:
+        """Seconds for which that step may wait in all."""
 
 @final
 class Gpu:

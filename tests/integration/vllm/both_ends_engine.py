@@ -158,7 +158,7 @@ def follow(pace: Pace) -> None:
     def decide(self: LoadDecider, wish: Any) -> Decision:
         front = int(wish.blocks * FRONT)
         if pace.in_step and front:
-            return Decision(wish.blocks, in_step=True, load_s=0.1, step_s=10.0)
+            return Decision(wish.blocks, in_step=True, load_s=0.1, step_s=10.0, wait_s=0.05)
         if not wish.both_ends or not front:
             return Decision(0)
         return Decision(wish.blocks, load_s=0.1, front=front, part=max(1, wish.blocks // 16))

@@ -76,7 +76,7 @@ def test_all_loads_of_a_step_delay_it_together_for_a_bounded_time(
     rig.settle()
     rig.forget()
     decider = rig.scheduler._offers.decider
-    decided = Decision(4, in_step=True, step_s=10.0)
+    decided = Decision(4, in_step=True, step_s=10.0, wait_s=0.1)
     decider.decide = lambda wish: decided  # type: ignore[method-assign]
     rig.hooks_run = hooks_run
     for worker in rig.workers:
@@ -104,7 +104,7 @@ def test_a_load_in_a_step_whose_time_is_over_was_late_for_it(
     rig.settle()
     rig.forget()
     decider, noted = rig.scheduler._offers.decider, list[bool]()
-    decided = Decision(4, in_step=in_step, step_s=10.0)
+    decided = Decision(4, in_step=in_step, step_s=10.0, wait_s=0.5)
     decider.decide = lambda wish: decided  # type: ignore[method-assign]
 
     def end(_number: int, _seconds: float, *, is_whole: bool, was_late: bool) -> None:

@@ -179,12 +179,15 @@ class Served:
         return self.first_token_s <= best_s + self.guard_s * 1.001
 
 
-def step(load_s: Callable[[float], float], step_s: float) -> tuple[float, float]:
+def step(
+    load_s: Callable[[float], float], step_s: float, most_wait_s: float
+) -> tuple[float, float]:
     """Computes a step that waits for each layer of a load.
 
     Args:
         load_s: Seconds in which this share of it arrives.
         step_s: Seconds that the step computes.
+        most_wait_s: Seconds for which it may wait.
 
     Returns:
         The seconds for which it waits, and those after which the load ended or was given up.
@@ -192,8 +195,8 @@ def step(load_s: Callable[[float], float], step_s: float) -> tuple[float, float]
     now = waited_s = 0.0
     for layer in range(1, ENGINE.layers + 1):
         wait_s = max(0.0, load_s(layer / ENGINE.layers) - now)
-        if waited_s + wait_s > ENGINE.max_wait_s:
-            return ENGINE.max_wait_s, now + ENGINE.max_wait_s - waited_s
+        if waited_s + wait_s > most_wait_s:
+            return most_wait_s, now + most_wait_s - waited_s
         waited_s += wait_s
         now += wait_s + step_s / ENGINE.layers
     return waited_s, load_s(1.0)
@@ -275,11 +278,13 @@ class World:
         waited_s = taken_s
         if decision.in_step:
             blocks = decision.blocks
-            waited_s, taken_s = step(lambda share: self.costs.load(runs, blocks, share), step_s)
+            waited_s, taken_s = step(
+                lambda share: self.costs.load(runs, blocks, share), step_s, decision.wait_s
+            )
             is_whole = taken_s == load_s
             was_late = not is_whole
             # What the step has computed behind blocks that are not there is lost.
-            limit_s = ENGINE.max_wait_s + step_s
+            limit_s = decision.wait_s + step_s
         self._begin(wish, decision)
         measured_s = self.clock(taken_s)
         self.decides.end_load(self._number, measured_s, is_whole=is_whole, was_late=was_late)

@@ -36,6 +36,9 @@ const LEAST_GAIN_OF_STEPS: f64 = 2.0;
 /// no such risk.
 const RISK: f64 = 0.05;
 
+/// A step that delays nobody may wait so many times longer than others.
+const PATIENT: f64 = 10.0;
+
 /// Parts in which the back of a prompt is loaded, if it has that many blocks.
 const PARTS: usize = 64;
 /// Parts that are lost, or awaited, where both ends meet.
@@ -117,6 +120,15 @@ pub struct Others {
     pub backlog_s: f64,
     /// Requests that wait behind this one.
     pub waiting: f64,
+    /// Whether the engine computes any.
+    pub are_beside: bool,
+}
+
+impl Others {
+    /// Whether there are none, whom a step that waits would delay.
+    fn is_none(&self) -> bool {
+        !self.are_beside && self.waiting < 1.0
+    }
 }
 
 /// The blocks for which a step may wait.
@@ -126,7 +138,8 @@ pub struct Overlap {
     pub most_blocks: usize,
     /// Of these, leading blocks that are copied and not read: what a step computes is not set against their load.
     pub most_copied: usize,
-    /// Seconds for which a step may wait in all, while it computes nothing.
+    /// Seconds for which a step may wait in all, while it computes nothing. One that delays nobody may wait [`PATIENT`]
+    /// times as long, if computing the blocks would take as long.
     pub most_wait_s: f64,
 }
 
@@ -163,6 +176,8 @@ pub struct LoadChoice {
     pub saved_s: f64,
     /// Seconds that the step behind the blocks computes.
     pub step_s: f64,
+    /// Seconds for which that may wait in all.
+    pub wait_s: f64,
 }
 
 /// The predicted times of a plan.
@@ -231,6 +246,7 @@ impl Question<'_> {
             load_s,
             saved_s: self.saved_s(compute, plan.blocks) - self.front_s(compute, front),
             step_s: self.step_s(compute, self.end_of(plan.blocks)),
+            wait_s: self.most_wait_s(compute, plan.blocks),
         }
     }
 
@@ -281,7 +297,7 @@ impl Question<'_> {
             (part * first_s).max(part * load_s - step_s * (layers - 1.0) / layers)
         };
         let beside_s = if blocks <= self.overlap.most_copied { 0.0 } else { step_s };
-        if waited_s(MARGIN, beside_s) > self.overlap.most_wait_s {
+        if waited_s(MARGIN, beside_s) > self.most_wait_s(compute, blocks) {
             return ahead;
         }
         let overlapped_s = step_s + waited_s(1.0, step_s);
@@ -331,6 +347,15 @@ impl Question<'_> {
             _ if MARGIN * load_s > self.ahead.most_s => f64::INFINITY,
             _ => load_s + self.ahead.notice_s,
         }
+    }
+
+    /// The seconds for which a step may wait for so many blocks.
+    fn most_wait_s(&self, compute: &ComputeModel, blocks: usize) -> f64 {
+        let most_s = self.overlap.most_wait_s;
+        if !self.others.is_none() {
+            return most_s;
+        }
+        self.front_s(compute, blocks).min(self.ahead.most_s).min(PATIENT * most_s).max(most_s)
     }
 
     /// The first token behind so many leading blocks. The last token is computed in any case.

@@ -7,7 +7,8 @@
 //!    and a surprise as well, or early, as the first one was, the work has changed: what was learned is scaled, and the
 //!    second one counts like the first ones. A single one is learned from, or not: see [`Single`]. If not, the work has
 //!    changed as well when [`LATE_RUN`] in a row are late, by what the least late one says. What was a usual delay
-//!    before them is left out.
+//!    before them is left out. Soon after a change, what would be one in the other direction is none: short and long
+//!    work do not agree about the terms, and it is learned like the first measurements.
 //! 3. A high prediction for the work that was measured last is not below what that took, less what would be no unusual
 //!    delay: one slow measurement is believed at once.
 //! 4. Work that was given up has no time. Until other work was measured, a high prediction is longer than any
@@ -18,6 +19,8 @@ use super::regression::{Regression, is_time};
 
 /// Measurements in a row that are late by more than [`DRIFT`], after which the work has changed.
 const LATE_RUN: u32 = 4;
+/// Measurements after a change in which there is none in the other direction.
+const SETTLES: u32 = 4;
 /// A high prediction over the expected time, after work was given up.
 const GIVEN_UP: f64 = 1e6;
 
@@ -95,6 +98,8 @@ pub struct Learned<const TERMS: usize> {
     /// The last measurement was one, or a hint at one, and the work had not changed.
     surprise: Option<Surprise>,
     late_run: LateRun,
+    /// How the work has changed a moment ago, and measurements until that is long ago.
+    settling: Option<(Surprise, u32)>,
     measured: u64,
     drifts: u64,
 }
@@ -107,7 +112,17 @@ impl<const TERMS: usize> Learned<TERMS> {
         let recent = Recent::new();
         let usual = recent.usual();
         let late_run = LateRun::NONE;
-        Self { regression, single, recent, usual, surprise: None, late_run, measured: 0, drifts: 0 }
+        Self {
+            regression,
+            single,
+            recent,
+            usual,
+            surprise: None,
+            late_run,
+            settling: None,
+            measured: 0,
+            drifts: 0,
+        }
     }
 
     /// The time that is expected.
@@ -170,7 +185,8 @@ impl<const TERMS: usize> Learned<TERMS> {
             Single::Learned => None,
             Single::Remembered => self.late_run.add(expected, seconds, self.usual.late_s),
         };
-        let changed = if is_confirmed { Some(seconds / expected) } else { run };
+        let ratio = if is_confirmed { Some(seconds / expected) } else { run };
+        let changed = self.settle(side, ratio);
         if let Some(ratio) = changed {
             self.late_run = LateRun::NONE;
             self.regression.scale(ratio);
@@ -201,6 +217,17 @@ impl<const TERMS: usize> Learned<TERMS> {
             Some(_) => Shown::Surprise,
             None => Shown::Nothing,
         }
+    }
+
+    /// Leaves out a change that is none, as it is in the other direction than the one before.
+    fn settle(&mut self, side: Option<Surprise>, change: Option<f64>) -> Option<f64> {
+        let change = change.filter(|_| self.settling.is_none_or(|(was, _)| Some(was) == side));
+        self.settling = match (change, self.settling) {
+            (Some(_), _) => side.map(|side| (side, SETTLES)),
+            (None, Some((was, left))) if left > 1 => Some((was, left - 1)),
+            (None, _) => None,
+        };
+        change
     }
 
     /// Learns that other work was early, of which the time says nothing: if the next measurement is early, the work has

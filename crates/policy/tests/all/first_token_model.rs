@@ -439,7 +439,7 @@ fn large_loads_behind_others_are_late_with_them() {
             layers: 32.0,
             overlap: Overlap { most_blocks: 0, most_copied: 0, most_wait_s: 0.0 },
             ahead: Ahead { notice_s: 0.0, most_s: f64::INFINITY },
-            others: Others { backlog_s: 0.0, waiting: 0.0 },
+            others: Others { backlog_s: 0.0, waiting: 0.0, are_beside: true },
             guard_s: 0.005,
         };
         for parts in [1, 4] {
@@ -456,6 +456,27 @@ fn large_loads_behind_others_are_late_with_them() {
             let load_s = model.load_all(&situation).load_s;
             assert!((load_s / expected - 1.0).abs() < 0.02, "{load_s} s instead of {expected} s");
         }
+    }
+}
+
+#[test]
+fn loads_of_two_sizes_that_disagree_are_both_known_soon() {
+    let time_s = |bytes: f64| 2e-2 + bytes / 1e10;
+    let mut tier = TransferModel::new(TransferPrior { latency_s: 2e-2, bytes_per_s: 1e10 });
+    // A tier that was slow for long: all of its latency seems to be that of bytes.
+    for _ in 0..40 {
+        tier.note(2e9, 2.2);
+        tier.note(1e9, 1.1);
+    }
+    for _ in 0..4 {
+        tier.note(2e9, time_s(2e9));
+        tier.note(1e9, time_s(1e9));
+        tier.note(1e7, time_s(1e7));
+        tier.note(6e7, time_s(6e7));
+    }
+    for bytes in [1e7, 6e7, 1e9, 2e9] {
+        let expected = tier.expected_s(bytes);
+        assert!((expected / time_s(bytes) - 1.0).abs() < 0.2, "{bytes}: {expected} s");
     }
 }
 
@@ -512,6 +533,7 @@ proptest! {
         most_blocks in 0_usize..1000,
         most_copied in 0_usize..1000,
         most_wait_s in 0.0..1.0,
+        are_beside: bool,
         both_ends: bool,
     ) {
         let back: Vec<Run> = runs.iter().rev().filter(|_| both_ends).copied().collect();
@@ -528,7 +550,7 @@ proptest! {
             layers: 32.0,
             overlap: Overlap { most_blocks, most_copied, most_wait_s },
             ahead: Ahead { notice_s: 0.0, most_s: f64::INFINITY },
-            others: Others { backlog_s: 0.0, waiting: 0.0 },
+            others: Others { backlog_s: 0.0, waiting: 0.0, are_beside },
             guard_s: 0.005,
             };
         let choice = choose(&question, &ComputeModel::new(prior(factor)));
@@ -542,8 +564,11 @@ proptest! {
             let step_s = ComputeModel::new(prior(factor)).request_s(computed, end, f64::from(chunk));
             // The first layer is waited for, and so is what a load takes longer than the other ones.
             // That is so for a load that is a little slower than predicted, too.
-            prop_assert!(1.2 * load_s / 32.0 <= most_wait_s);
-            prop_assert!(1.2 * load_s <= most_wait_s + step_s);
+            prop_assert!(1.2 * load_s / 32.0 <= choice.wait_s);
+            prop_assert!(1.2 * load_s <= choice.wait_s + step_s);
+            // A request that is alone waits longer, but never as long as computing would take.
+            let alone_s = if are_beside { 0.0 } else { choice.saved_s.min(10.0 * most_wait_s) };
+            prop_assert!(choice.wait_s <= most_wait_s.max(alone_s) + 1e-9);
         }
         if let Way::BothEnds { front } = choice.way {
             prop_assert!(both_ends && (1..blocks).contains(&front) && choice.blocks == blocks);

@@ -2,7 +2,8 @@
 
 1. With the policy `auto`, the first token is predicted to come no later than if nothing was loaded,
    and no load is chosen that would be given up.
-2. A step waits for blocks at most `max_wait_s` while it computes nothing, as predicted.
+2. A step waits for blocks at most `max_wait_s` while it computes nothing, as predicted, or ten
+   times as long if it delays nobody.
 3. Nothing here does I/O or waits.
 """
 
@@ -51,7 +52,7 @@ class Engine:
         block_bytes: Bytes of a block, on one worker.
         block_tokens: Tokens of a block.
         chunk: Tokens of one request that a step computes at most.
-        max_wait_s: Seconds for which a load may delay a step.
+        max_wait_s: Seconds for which a load may delay a step, if that delays others.
     """
 
     layers: int
@@ -73,6 +74,7 @@ class Decision(NamedTuple):
         front: How many of them are computed, as predicted, while the others are loaded, from the
             last one on; 0 if they are loaded in another way.
         part: Blocks of a part, if they are loaded from the last one on.
+        wait_s: Seconds for which the step behind them may wait.
     """
 
     blocks: int
@@ -82,6 +84,7 @@ class Decision(NamedTuple):
     saved_s: float = 0.0
     front: int = 0
     part: int = 0
+    wait_s: float = 0.0
 
 
 class Listener(Protocol):
@@ -149,9 +152,9 @@ class LoadDecider:
         choice = self._choose(wish, load_all=policy == "always")
         blocks = wish.blocks * choice.blocks if wish.whole_bytes else choice.blocks
         in_step = choice.overlapped
-        step_s = choice.step_s if in_step else 0.0
+        step_s, wait_s = (choice.step_s, choice.wait_s) if in_step else (0.0, 0.0)
         front, part = choice.front, choice.part
-        return Decision(blocks, in_step, choice.load_s, step_s, choice.saved_s, front, part)
+        return Decision(blocks, in_step, choice.load_s, step_s, choice.saved_s, front, part, wait_s)
 
     @property
     def knows_steps(self) -> bool:
@@ -185,6 +188,7 @@ class LoadDecider:
             queued=tuple(self._running.queued(wish.promised).values()),
             load_all=load_all,
             both_ends=wish.both_ends,
+            are_beside=wish.is_beside,
         )
 
     def _terms_of(self, block_bytes: int, block_tokens: int) -> LoadTerms:

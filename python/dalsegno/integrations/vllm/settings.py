@@ -142,7 +142,8 @@ class ConnectorSettings(TierSettings):
         path_to_engine: Which way blocks take to vLLM's KV cache: `tiered` through vLLM's CPU tier,
             `direct` from the pool of the store, or `auto`: `direct` if the engine can take it. Each
             has blocks of its own.
-        max_step_load_s: Seconds for which a load may delay a step; longer ones run between steps.
+        max_step_load_s: Seconds for which a load may delay a step, if that delays others; longer
+            ones run between steps.
         both_ends: On the direct path, `auto` computes the front of a prompt while its back is
             loaded, where that is known to work; `off` does not.
         min_gain: Part of computing that loading from the disk must save; blocks that never save so

@@ -128,8 +128,8 @@ class Offers:
             return self._offer(
                 ranks, state, self._wish(ranks, state, list(wish.runs), first), first
             )
-        offer.way, offer.wait_s = LoadWay.READ, delay_s
-        offer.timeout_s = min(delay_s + decided.step_s, most_s)
+        offer.way, offer.wait_s = LoadWay.READ, decided.wait_s
+        offer.timeout_s = min(decided.wait_s + decided.step_s, most_s)
         return offer
 
     def _meeting(self, decided: Decision, first: int) -> Meeting:
