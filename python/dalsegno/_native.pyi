@@ -362,7 +362,7 @@ class CostModel:
         queued: tuple[float, float, float] = ...,
         load_all: bool = False,
         both_ends: bool = False,
-        are_beside: bool = False,
+        are_delayed: bool = True,
     ) -> LoadChoice:
         """Chooses how many leading blocks of a prompt to load.
 
@@ -382,7 +382,7 @@ class CostModel:
             load_all: All blocks are loaded, whatever that costs; only the way is chosen.
             both_ends: Whether blocks can be loaded from the last one on while those before them are
                 computed.
-            are_beside: Whether the engine computes others, whom a step that waits delays.
+            are_delayed: Whether a step that waits delays other requests.
 
         Raises:
             InvalidError: There is no such tier.
@@ -411,7 +411,8 @@ class LoadTerms:
         guard_s: Seconds by which a first token may come later than without us, if a fiftieth of it
             is not more.
         most_wait_s: Seconds for which a step may wait in all, while it computes nothing. One that
-            delays nobody may wait ten times as long, if computing the blocks would take as long.
+            delays nobody and reads may wait ten times as long, if the first step that computes the
+            blocks would take as long.
         most_load_s: Seconds after which a load is given up for which no step waits.
 
     Raises:

@@ -44,7 +44,8 @@ pub(crate) struct PyCostModel {
 ///     guard_s: Seconds by which a first token may come later than without us, if a fiftieth of it
 ///         is not more.
 ///     most_wait_s: Seconds for which a step may wait in all, while it computes nothing. One that
-///         delays nobody may wait ten times as long, if computing the blocks would take as long.
+///         delays nobody and reads may wait ten times as long, if the first step that computes the
+///         blocks would take as long.
 ///     most_load_s: Seconds after which a load is given up for which no step waits.
 ///
 /// Raises:
@@ -403,14 +404,14 @@ impl PyCostModel {
     ///     load_all: All blocks are loaded, whatever that costs; only the way is chosen.
     ///     both_ends: Whether blocks can be loaded from the last one on while those before them are
     ///         computed.
-    ///     are_beside: Whether the engine computes others, whom a step that waits delays.
+    ///     are_delayed: Whether a step that waits delays other requests.
     ///
     /// Raises:
     ///     InvalidError: There is no such tier.
     #[pyo3(signature = (
         terms, runs, computed, prompt, *, most_overlapped=0, most_copied=0, notice_s=0.0,
         backlog_s=0.0, waiting=0, queued=(0.0, 0.0, 0.0), load_all=false,
-        both_ends=false, are_beside=false
+        both_ends=false, are_delayed=true
     ))]
     #[expect(clippy::too_many_arguments, reason = "named in Python")]
     #[expect(clippy::needless_pass_by_value, reason = "Python's arguments are extracted by value")]
@@ -428,7 +429,7 @@ impl PyCostModel {
         queued: (f64, f64, f64),
         load_all: bool,
         both_ends: bool,
-        are_beside: bool,
+        are_delayed: bool,
     ) -> PyResult<PyLoadChoice> {
         let run = |(tier, blocks): &(Bound<'_, PyString>, usize)| {
             Ok::<_, PyErr>(TierRun { tier: tier_of(tier.to_str()?)?, blocks: *blocks })
@@ -445,7 +446,7 @@ impl PyCostModel {
             layers: terms.layers,
             overlap: Overlap { most_blocks: most_overlapped, most_copied, most_wait_s },
             ahead: Ahead { notice_s, most_s: terms.most_load_s },
-            others: Others { backlog_s, waiting: f64::from(waiting), are_beside },
+            others: Others { backlog_s, waiting: f64::from(waiting), are_delayed },
             guard_s: model.guard_s(terms.guard_s, computed, prompt, chunk),
         };
         let queued = [queued.0, queued.1, queued.2];

@@ -10,8 +10,8 @@ use std::time::Instant;
 use clap::Parser;
 use dalsegno_core::BlockTier;
 use dalsegno_policy::first_token::{
-    Ahead, ComputePrior, CostModel, Others, Overlap, Question, Situation, StepWork, TierRun,
-    TransferPrior,
+    Ahead, ComputePrior, CostModel, Others, Overlap, Question, Situation, StepWork, StoredRuns,
+    TierRun, TransferPrior,
 };
 use serde::Serialize;
 
@@ -61,7 +61,7 @@ fn figure(blocks: usize, runs: usize, calls: usize) -> Figure {
     let runs: Vec<TierRun> =
         (0..runs).map(|at| TierRun { tier: tier(at), blocks: count(at) }).collect();
     let question = Question {
-        runs: &[],
+        found: StoredRuns::default(),
         block_tokens: BLOCK_TOKENS,
         computed: 0.0,
         prompt: blocks as f64 * BLOCK_TOKENS + 1.0,
@@ -69,10 +69,16 @@ fn figure(blocks: usize, runs: usize, calls: usize) -> Figure {
         layers: 32.0,
         overlap: Overlap { most_blocks: blocks, most_copied: blocks / 8, most_wait_s: 0.05 },
         ahead: Ahead { notice_s: 0.01, most_s: 10.0 },
-        others: Others { backlog_s: 0.0, waiting: 0.0 },
+        others: Others { backlog_s: 0.0, waiting: 0.0, are_delayed: false },
         guard_s: 0.005,
     };
-    let situation = Situation { runs: &runs, block_bytes: BLOCK_BYTES, queued: [0.0; 3], question };
+    let situation = Situation {
+        runs: &runs,
+        block_bytes: BLOCK_BYTES,
+        queued: [0.0; 3],
+        both_ends: true,
+        question,
+    };
     let mut spent: Vec<u128> = (0..2 * calls)
         .map(|_| {
             let started = Instant::now();

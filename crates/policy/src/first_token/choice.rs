@@ -120,15 +120,8 @@ pub struct Others {
     pub backlog_s: f64,
     /// Requests that wait behind this one.
     pub waiting: f64,
-    /// Whether the engine computes any.
-    pub are_beside: bool,
-}
-
-impl Others {
-    /// Whether there are none, whom a step that waits would delay.
-    fn is_none(&self) -> bool {
-        !self.are_beside && self.waiting < 1.0
-    }
+    /// Whether a step that waits delays any.
+    pub are_delayed: bool,
 }
 
 /// The blocks for which a step may wait.
@@ -138,8 +131,8 @@ pub struct Overlap {
     pub most_blocks: usize,
     /// Of these, leading blocks that are copied and not read: what a step computes is not set against their load.
     pub most_copied: usize,
-    /// Seconds for which a step may wait in all, while it computes nothing. One that delays nobody may wait [`PATIENT`]
-    /// times as long, if computing the blocks would take as long.
+    /// Seconds for which a step may wait in all, while it computes nothing. One that delays nobody and reads
+    /// may wait [`PATIENT`] times as long, if the first step that computes the blocks would take as long.
     pub most_wait_s: f64,
 }
 
@@ -352,10 +345,11 @@ impl Question<'_> {
     /// The seconds for which a step may wait for so many blocks.
     fn most_wait_s(&self, compute: &ComputeModel, blocks: usize) -> f64 {
         let most_s = self.overlap.most_wait_s;
-        if !self.others.is_none() {
+        if self.others.are_delayed || blocks <= self.overlap.most_copied {
             return most_s;
         }
-        self.front_s(compute, blocks).min(self.ahead.most_s).min(PATIENT * most_s).max(most_s)
+        let own_s = self.front_s(compute, blocks).min(self.step_s(compute, self.computed));
+        own_s.min(self.ahead.most_s).min(PATIENT * most_s).max(most_s)
     }
 
     /// The first token behind so many leading blocks. The last token is computed in any case.

@@ -7,8 +7,8 @@
 //!    and a surprise as well, or early, as the first one was, the work has changed: what was learned is scaled, and the
 //!    second one counts like the first ones. A single one is learned from, or not: see [`Single`]. If not, the work has
 //!    changed as well when [`LATE_RUN`] in a row are late, by what the least late one says. What was a usual delay
-//!    before them is left out. Soon after a change, what would be one in the other direction is none: short and long
-//!    work do not agree about the terms, and it is learned like the first measurements.
+//!    before them is left out. Soon after a change, one in the other direction that shorter or longer work shows is
+//!    another one: short and long work disagree about the terms, which are learned again from the last two measurements.
 //! 3. A high prediction for the work that was measured last is not below what that took, less what would be no unusual
 //!    delay: one slow measurement is believed at once.
 //! 4. Work that was given up has no time. Until other work was measured, a high prediction is longer than any
@@ -19,8 +19,10 @@ use super::regression::{Regression, is_time};
 
 /// Measurements in a row that are late by more than [`DRIFT`], after which the work has changed.
 const LATE_RUN: u32 = 4;
-/// Measurements after a change in which there is none in the other direction.
+/// Measurements after a change in which another one, in the other direction, may be due to the terms.
 const SETTLES: u32 = 4;
+/// Work that takes so many times longer, or less, than other work says something else of the terms.
+const OTHER_WORK: f64 = 2.0;
 /// A high prediction over the expected time, after work was given up.
 const GIVEN_UP: f64 = 1e6;
 
@@ -88,6 +90,25 @@ impl LateRun {
     }
 }
 
+/// How work has changed.
+#[derive(Clone, Copy, Debug)]
+enum Change {
+    /// It takes so many times as long.
+    Speed(f64),
+    /// Its terms are not what they seemed to be; it takes about so many times as long.
+    Terms(f64),
+}
+
+/// A change a moment ago.
+#[derive(Clone, Copy, Debug)]
+struct Settling<const TERMS: usize> {
+    side: Surprise,
+    /// Of the work that has shown it.
+    terms: [f64; TERMS],
+    /// Measurements until it is long ago.
+    left: u32,
+}
+
 /// The time of one kind of work, in seconds.
 #[derive(Clone, Debug)]
 pub struct Learned<const TERMS: usize> {
@@ -97,9 +118,10 @@ pub struct Learned<const TERMS: usize> {
     usual: Usual,
     /// The last measurement was one, or a hint at one, and the work had not changed.
     surprise: Option<Surprise>,
+    /// The last measurement.
+    last: Option<([f64; TERMS], f64)>,
     late_run: LateRun,
-    /// How the work has changed a moment ago, and measurements until that is long ago.
-    settling: Option<(Surprise, u32)>,
+    settling: Option<Settling<TERMS>>,
     measured: u64,
     drifts: u64,
 }
@@ -118,6 +140,7 @@ impl<const TERMS: usize> Learned<TERMS> {
             recent,
             usual,
             surprise: None,
+            last: None,
             late_run,
             settling: None,
             measured: 0,
@@ -186,13 +209,8 @@ impl<const TERMS: usize> Learned<TERMS> {
             Single::Remembered => self.late_run.add(expected, seconds, self.usual.late_s),
         };
         let ratio = if is_confirmed { Some(seconds / expected) } else { run };
-        let changed = self.settle(side, ratio);
-        if let Some(ratio) = changed {
-            self.late_run = LateRun::NONE;
-            self.regression.scale(ratio);
-            self.recent.change(ratio, |terms| self.regression.time(terms));
-            self.drifts += 1;
-        }
+        let changed = self.change_of(terms, side, ratio);
+        self.apply(changed);
         let has_changed = changed.is_some();
         let is_first = self.measured <= TERMS as u64;
         // What was early is left, if this is early as well and too short to confirm it.
@@ -208,6 +226,7 @@ impl<const TERMS: usize> Learned<TERMS> {
         let time = self.regression.time(terms).max(f64::MIN_POSITIVE);
         let compared = if has_changed || is_first { time } else { expected };
         self.recent.push(*terms, compared, seconds);
+        self.last = Some((*terms, seconds));
         self.measured += 1;
         self.usual = self.recent.usual();
         let delay_s = (DRIFT * precedents.delay).max(self.usual.late_s);
@@ -219,15 +238,48 @@ impl<const TERMS: usize> Learned<TERMS> {
         }
     }
 
-    /// Leaves out a change that is none, as it is in the other direction than the one before.
-    fn settle(&mut self, side: Option<Surprise>, change: Option<f64>) -> Option<f64> {
-        let change = change.filter(|_| self.settling.is_none_or(|(was, _)| Some(was) == side));
-        self.settling = match (change, self.settling) {
-            (Some(_), _) => side.map(|side| (side, SETTLES)),
-            (None, Some((was, left))) if left > 1 => Some((was, left - 1)),
-            (None, _) => None,
+    /// What work shows that takes so many times as long as expected, if that is no accident.
+    fn change_of(
+        &mut self,
+        terms: &[f64; TERMS],
+        side: Option<Surprise>,
+        ratio: Option<f64>,
+    ) -> Option<Change> {
+        let before = self.settling.take();
+        let Some((side, ratio)) = side.zip(ratio) else {
+            let less = |before: Settling<TERMS>| Settling { left: before.left - 1, ..before };
+            self.settling = before.map(less).filter(|before| before.left > 0);
+            return None;
         };
-        change
+        let is_other = |before: &Settling<TERMS>| {
+            let times = self.time(terms) / self.time(&before.terms);
+            before.side != side && !(1.0 / OTHER_WORK..=OTHER_WORK).contains(&times)
+        };
+        if before.is_some_and(|before| is_other(&before)) {
+            return Some(Change::Terms(ratio));
+        }
+        self.settling = Some(Settling { side, terms: *terms, left: SETTLES });
+        Some(Change::Speed(ratio))
+    }
+
+    fn apply(&mut self, changed: Option<Change>) {
+        let ratio = match changed {
+            None => return,
+            Some(Change::Speed(ratio)) => {
+                self.regression.scale(ratio);
+                self.drifts += 1;
+                ratio
+            }
+            Some(Change::Terms(ratio)) => {
+                self.regression.scale(1.0);
+                if let Some((terms, seconds)) = self.last {
+                    self.regression.note(&terms, seconds);
+                }
+                ratio
+            }
+        };
+        self.late_run = LateRun::NONE;
+        self.recent.change(ratio, |terms| self.regression.time(terms));
     }
 
     /// Learns that other work was early, of which the time says nothing: if the next measurement is early, the work has

@@ -439,7 +439,7 @@ fn large_loads_behind_others_are_late_with_them() {
             layers: 32.0,
             overlap: Overlap { most_blocks: 0, most_copied: 0, most_wait_s: 0.0 },
             ahead: Ahead { notice_s: 0.0, most_s: f64::INFINITY },
-            others: Others { backlog_s: 0.0, waiting: 0.0, are_beside: true },
+            others: Others { backlog_s: 0.0, waiting: 0.0, are_delayed: true },
             guard_s: 0.005,
         };
         for parts in [1, 4] {
@@ -533,7 +533,7 @@ proptest! {
         most_blocks in 0_usize..1000,
         most_copied in 0_usize..1000,
         most_wait_s in 0.0..1.0,
-        are_beside: bool,
+        are_delayed: bool,
         both_ends: bool,
     ) {
         let back: Vec<Run> = runs.iter().rev().filter(|_| both_ends).copied().collect();
@@ -550,7 +550,7 @@ proptest! {
             layers: 32.0,
             overlap: Overlap { most_blocks, most_copied, most_wait_s },
             ahead: Ahead { notice_s: 0.0, most_s: f64::INFINITY },
-            others: Others { backlog_s: 0.0, waiting: 0.0, are_beside },
+            others: Others { backlog_s: 0.0, waiting: 0.0, are_delayed },
             guard_s: 0.005,
             };
         let choice = choose(&question, &ComputeModel::new(prior(factor)));
@@ -567,7 +567,7 @@ proptest! {
             prop_assert!(1.2 * load_s / 32.0 <= choice.wait_s);
             prop_assert!(1.2 * load_s <= choice.wait_s + step_s);
             // A request that is alone waits longer, but never as long as computing would take.
-            let alone_s = if are_beside { 0.0 } else { choice.saved_s.min(10.0 * most_wait_s) };
+            let alone_s = if are_delayed { 0.0 } else { choice.saved_s.min(10.0 * most_wait_s) };
             prop_assert!(choice.wait_s <= most_wait_s.max(alone_s) + 1e-9);
         }
         if let Way::BothEnds { front } = choice.way {

@@ -188,7 +188,7 @@ class LoadDecider:
             queued=tuple(self._running.queued(wish.promised).values()),
             load_all=load_all,
             both_ends=wish.both_ends,
-            are_beside=wish.is_beside,
+            are_delayed=wish.delays_others,
         )
 
     def _terms_of(self, block_bytes: int, block_tokens: int) -> LoadTerms:

@@ -40,6 +40,7 @@ class Wish:
             would still wait.
         is_beside: Whether the engine computes others: a request whose load has ended is computed
             after their step.
+        is_admitted_beside: Whether others were admitted that the engine has not computed yet.
         longest: Tokens of the longest other request that waits. It may begin while this one loads,
             and engines compute what has begun before what has not.
         whole_bytes: Bytes of all blocks if only all of them or none can be loaded; else 0.
@@ -56,6 +57,7 @@ class Wish:
     waiting: int = 0
     saved_s: float = 0.0
     is_beside: bool = False
+    is_admitted_beside: bool = False
     longest: int = 0
     whole_bytes: int = 0
     promised: Mapping[str, int] = field(default_factory=dict)
@@ -65,6 +67,11 @@ class Wish:
     def blocks(self) -> int:
         """How many there are."""
         return sum(count for _, count in self.runs)
+
+    @property
+    def delays_others(self) -> bool:
+        """Whether a step that waits for blocks delays other requests."""
+        return self.is_beside or self.is_admitted_beside or self.waiting > 0
 
 
 class Others:
@@ -79,6 +86,8 @@ class Others:
         self.saved_s = 0.0
         # Those without blocks, in their order, with their tokens (0: not known).
         self._waiting: dict[str, int] = {}
+        # Those that have blocks, until a step computes them.
+        self._admitted: set[str] = set()
         self._computed: set[str] = set()
 
     def wait(self, name: str, tokens: int = 0) -> None:
@@ -89,14 +98,17 @@ class Others:
             tokens: How many it has; 0 if that is not known, or was said before.
         """
         self._waiting[name] = tokens or self._waiting.get(name, 0)
+        self._admitted.discard(name)
 
     def begin(self, name: str) -> None:
         """Notes that a request does not wait any more."""
-        self._waiting.pop(name, None)
+        if self._waiting.pop(name, None) is not None:
+            self._admitted.add(name)
 
     def compute(self, names: Iterable[str]) -> None:
         """Notes which requests a step computes."""
         self._computed = set(names)
+        self._admitted -= self._computed
 
     def wait_beside(self, name: str) -> bool:
         """Whether others wait."""
@@ -108,7 +120,8 @@ class Others:
 
     def end(self, name: str) -> None:
         """Notes that a request has ended."""
-        self.begin(name)
+        self._waiting.pop(name, None)
+        self._admitted.discard(name)
         self._computed.discard(name)
 
     def describe(self, wish: Wish, name: str, saved_before_s: float) -> None:
@@ -123,6 +136,7 @@ class Others:
         wish.longest = max(itertools.islice(waiting, NEXT), default=0)
         wish.waiting = len(self._waiting) - (name in self._waiting)
         wish.is_beside = self.are_beside(name)
+        wish.is_admitted_beside = not self._admitted <= {name}
         wish.saved_s = self.saved_s - saved_before_s
 
 

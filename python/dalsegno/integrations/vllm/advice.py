@@ -335,9 +335,9 @@ class LoadAdviser:
         if self._decider is not None:
             # A step begins whatever goes wrong, as it will end.
             self._clock.begin(self._calls.safely("begin_step", lambda: _work(output), None))
-            self._others.compute(output.num_scheduled_tokens)
             for request_id in output.num_scheduled_tokens:
                 self.leave(request_id)
+            self._others.compute(output.num_scheduled_tokens)
 
     def end_step(self) -> None:
         """Learns how long the oldest step took that has not ended."""

@@ -263,9 +263,11 @@ class DirectScheduler:
     def _note_pages(self, plan: StepPlan, output: Any) -> None:
         """Notes which blocks vLLM gave to requests in this step, or took from them."""
         preempted = set(getattr(output, "preempted_req_ids", None) or ())
-        for request_id in preempted & self._requests.keys():
-            self._requests[request_id].forget_pages()
-            self._offers.arrive(self._requests[request_id])
+        for request_id in preempted:
+            self._offers.others.wait(request_id)
+            if state := self._requests.get(request_id):
+                state.forget_pages()
+                self._offers.arrive(state)
         for request_id, groups, is_resumed in yield_req_data(output):
             given = groups[0] if groups else []
             # Also blocks of requests that keep away from the store are written.
