@@ -182,6 +182,9 @@ run-vllm run-vllm-next run-vllm-oldest run-sglang run-lmcache run-lmcache-next: 
 lint-rust: env-dev need-cargo
 	@$(call if-component,fmt,rustfmt,cargo fmt --all --check)
 	@$(call if-component,clippy,clippy,cargo clippy --quiet --workspace --all-targets --locked -- -D warnings)
+	@for one in decide far; do \
+		cargo check --quiet --manifest-path bench/programs/$$one/Cargo.toml --target-dir target || exit; \
+	done
 
 # They have dependencies of their own, so this checks our crates once more. `make test` leaves it out.
 lint-programs: env-dev need-cargo

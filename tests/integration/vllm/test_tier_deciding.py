@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -38,6 +39,7 @@ from dalsegno import profiles
 from dalsegno.integrations.common.deciding import Decision, LoadDecider
 from dalsegno.integrations.common.wishes import Wish
 from dalsegno.integrations.vllm import advice, costs
+from dalsegno.integrations.vllm.epoch import Epoch
 from dalsegno.integrations.vllm.tier import DalsegnoTier
 from dalsegno.profiles import ComputePrior, Profile
 
@@ -124,6 +126,21 @@ def test_a_fast_tier_is_loaded_from_and_a_slow_one_is_not(filled: DalsegnoTier) 
     assert counted(filled.get_stats())["load_declined_blocks"] == 10
     # Nothing of it is left to compute: so the guard decides.
     assert Request(filled, "short", OURS[:1]).lookup(OURS[0]) is MISS
+
+
+def test_whether_the_store_may_be_used_is_asked_once_for_a_request(
+    filled: DalsegnoTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That reads a file, and vLLM's scheduler waits for each lookup."""
+    measured(filled)
+    asked = Mock(return_value=True)
+    monkeypatch.setattr(Epoch, "is_usable", property(asked))
+    request = Request(filled, "r", OURS)
+    assert request.lookup(OURS[0]) is HIT
+    before = asked.call_count
+    assert before
+    assert [request.lookup(key) for key in OURS[1:]] == [HIT] * 9
+    assert asked.call_count == before
 
 
 @pytest.mark.parametrize("is_seen", [True, False], ids=["connector", "tier of a user"])

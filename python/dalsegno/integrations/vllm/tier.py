@@ -193,8 +193,11 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
             found = state.known.get(key)
             if found is None:
                 found = self._look_up(key, state)
-            opened, name = self._guard.current, req_context.req_id
-            if not found or not self.adviser.may_load(opened, key, name, state):
+            if not found:
+                return LookupResult.MISS
+            # Whether the store may be used is asked once for each request: that reads a file.
+            opened = self._guard.current if state.advice is None else None
+            if not self.adviser.may_load(opened, key, req_context.req_id, state):
                 return LookupResult.MISS
             primary = compat.primary_tier(self._spec)
             row_is_free = primary is None or compat.has_free_row(primary)
