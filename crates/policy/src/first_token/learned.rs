@@ -8,7 +8,8 @@
 //!    second one counts like the first ones. A single one is learned from, or not: see [`Single`]. If not, the work has
 //!    changed as well when [`LATE_RUN`] in a row are late, by what the least late one says. What was a usual delay
 //!    before them is left out. Soon after a change, one in the other direction that shorter or longer work shows is
-//!    another one: short and long work disagree about the terms, which are learned again from the last two measurements.
+//!    another one: short and long work disagree about the terms, which are learned again from the last two
+//!    measurements.
 //! 3. A high prediction for the work that was measured last is not below what that took, less what would be no unusual
 //!    delay: one slow measurement is believed at once.
 //! 4. Work that was given up has no time. Until other work was measured, a high prediction is longer than any

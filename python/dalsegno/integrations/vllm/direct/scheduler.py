@@ -249,8 +249,7 @@ class DirectScheduler:
         if output.num_scheduled_tokens:
             self._store.note_use()
         if ranks is not None:
-            scheduled = output.num_scheduled_tokens
-            self._planner.plan(plan, self._requests, scheduled, ranks.most_saved)
+            self._planner.plan(plan, self._requests, output.num_scheduled_tokens, ranks.most_saved)
 
     def _work(self, scheduled: Mapping[str, int]) -> StepWork | None:
         """Returns what a step computes; None for nothing, or if it has unknown requests."""
