@@ -77,7 +77,7 @@ test-long: export DALSEGNO_DOSE := long
 test-long: lint-programs ## the same tests with the full dose of random inputs, crashes and engine starts
 	@$(PYTHON) tools/suite.py run-rust run-python run-far run-vllm run-sglang run-lmcache
 
-lint: lint-rust lint-programs dev lint-python ## check format, lints, types and the border between Rust and Python
+lint: lint-rust dev lint-python ## check format, lints, types and the border between Rust and Python
 
 docs: env-dev need-cargo ## build the documentation site into site/: guides, internals, formats, decisions, APIs
 	@$(PYTHON) tools/env.py docs
@@ -179,14 +179,11 @@ run-vllm run-vllm-next run-vllm-oldest run-sglang run-lmcache run-lmcache-next: 
 	@$(call install-wheel,$*)
 	@$(call test-engine,$*)
 
-lint-rust: env-dev need-cargo
+lint-rust: env-dev need-cargo lint-programs
 	@$(call if-component,fmt,rustfmt,cargo fmt --all --check)
 	@$(call if-component,clippy,clippy,cargo clippy --quiet --workspace --all-targets --locked -- -D warnings)
-	@for one in decide far; do \
-		cargo check --quiet --manifest-path bench/programs/$$one/Cargo.toml --target-dir target || exit; \
-	done
 
-# They have dependencies of their own, so this checks our crates once more. `make test` leaves it out.
+# They have dependencies of their own, so this checks our crates once more.
 lint-programs: env-dev need-cargo
 	@cargo check --quiet --locked --manifest-path bench/programs/Cargo.toml --target-dir target
 

@@ -119,8 +119,6 @@ pub struct Learned<const TERMS: usize> {
     usual: Usual,
     /// The last measurement was one, or a hint at one, and the work had not changed.
     surprise: Option<Surprise>,
-    /// The last measurement.
-    last: Option<([f64; TERMS], f64)>,
     late_run: LateRun,
     settling: Option<Settling<TERMS>>,
     measured: u64,
@@ -141,7 +139,6 @@ impl<const TERMS: usize> Learned<TERMS> {
             recent,
             usual,
             surprise: None,
-            last: None,
             late_run,
             settling: None,
             measured: 0,
@@ -227,7 +224,6 @@ impl<const TERMS: usize> Learned<TERMS> {
         let time = self.regression.time(terms).max(f64::MIN_POSITIVE);
         let compared = if has_changed || is_first { time } else { expected };
         self.recent.push(*terms, compared, seconds);
-        self.last = Some((*terms, seconds));
         self.measured += 1;
         self.usual = self.recent.usual();
         let delay_s = (DRIFT * precedents.delay).max(self.usual.late_s);
@@ -263,6 +259,7 @@ impl<const TERMS: usize> Learned<TERMS> {
         Some(Change::Speed(ratio))
     }
 
+    /// Changes what was learned; the measurement that shows it follows.
     fn apply(&mut self, changed: Option<Change>) {
         let ratio = match changed {
             None => return,
@@ -273,8 +270,8 @@ impl<const TERMS: usize> Learned<TERMS> {
             }
             Some(Change::Terms(ratio)) => {
                 self.regression.scale(1.0);
-                if let Some((terms, seconds)) = self.last {
-                    self.regression.note(&terms, seconds);
+                if let Some((terms, seconds)) = self.recent.last() {
+                    self.regression.note(terms, seconds);
                 }
                 ratio
             }

@@ -92,6 +92,11 @@ impl<const TERMS: usize> Recent<TERMS> {
         self.since = NEWEST.min(self.since + 1);
     }
 
+    /// The last measurement: the terms of the work, and its seconds.
+    pub(super) fn last(&self) -> Option<(&[f64; TERMS], f64)> {
+        self.ring[self.place(1)].as_ref().map(|one| (&one.terms, one.measured))
+    }
+
     /// Where the last measurement is, or one so many places back.
     fn place(&self, back: usize) -> usize {
         (self.next + KEPT - back) % KEPT

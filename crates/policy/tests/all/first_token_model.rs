@@ -566,7 +566,7 @@ proptest! {
             // That is so for a load that is a little slower than predicted, too.
             prop_assert!(1.2 * load_s / 32.0 <= choice.wait_s);
             prop_assert!(1.2 * load_s <= choice.wait_s + step_s);
-            // A request that is alone waits longer, but never as long as computing would take.
+            // A request that is alone waits longer, but no longer than computing the blocks would take.
             let alone_s = if are_delayed { 0.0 } else { choice.saved_s.min(10.0 * most_wait_s) };
             prop_assert!(choice.wait_s <= most_wait_s.max(alone_s) + 1e-9);
         }
