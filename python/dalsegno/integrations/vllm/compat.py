@@ -162,9 +162,19 @@ def disown_file(region: Any) -> None:
     region._creator = False  # noqa: SLF001 - vLLM has no method for it
 
 
+def memory_of(region: Any) -> Any:
+    """Returns the bytes of a `SharedOffloadRegion`, which can be read and written as slices."""
+    return region.mmap_obj
+
+
 def region_of(worker: Any) -> Any:
     """Returns the mapping of the primary tier that vLLM's worker owns, None if it has none."""
     return getattr(worker, "_mmap_region", None)
+
+
+def scheduler_region(spec: Any) -> Any:
+    """Returns the scheduler's mapping of the primary tier, None if a spec has none."""
+    return getattr(spec, "_scheduler_mmap", None)
 
 
 def primary_tier(spec: Any) -> Any:

@@ -24,8 +24,9 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum, auto
+from typing import Any
 
 from dalsegno.integrations.common.opening import Backend, Opened
 from dalsegno.integrations.vllm.door_line import Line
@@ -169,12 +170,26 @@ class GuardedBackend:
 
     def __init__(self, backend: Backend, epoch: Epoch) -> None:
         """Takes a backend that is open, or that opens later."""
-        self._backend, self.epoch = backend, epoch
+        self._backend, self.epoch, self._is_refused = backend, epoch, False
+
+    def refuse(self, problem: str) -> None:
+        """Lets nothing be loaded or stored as long as this process runs."""
+        self._is_refused = True
+        logger.error(
+            "Dalsegno loads and stores nothing: %s. This engine computes all prompts; start it "
+            "again to use the store.",
+            problem,
+        )
 
     @property
     def current(self) -> Opened | None:
         """The open store; None while there is none, or nothing may be loaded or stored."""
-        return self._backend.current if self.epoch.is_usable else None
+        is_usable = self.epoch.is_usable and not self._is_refused
+        return self._backend.current if is_usable else None
+
+    def stats(self) -> Mapping[str, Any] | None:
+        """Returns the store's counters, None without a store that is used."""
+        return None if self._is_refused else self._backend.stats()
 
     def renew(self) -> None:
         """Moves to namespaces that no other process has."""

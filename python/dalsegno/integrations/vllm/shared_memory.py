@@ -7,13 +7,16 @@ frees a file without a name when its last process ends, however it ends. A file 
    it after its workers.
 2. While a half may still come, the name stays: that half would create a file of its own, and the
    halves would not see each other's blocks. If `/proc` does not show every half, the name stays.
-3. A file that another engine left is removed only if no process can use it: it is this user's, no
+3. Anybody can remove the name between two halves. So each worker marks the file that it has mapped,
+   and the scheduler uses nothing of it before it has found the marks of all workers.
+4. A file that another engine left is removed only if no process can use it: it is this user's, no
    process has it open, and it was made long enough ago. A random engine id does not come back.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import time
@@ -38,6 +41,8 @@ YOUNG_S = 10.0
 HIDDEN_S = 3600.0
 # The inode of the first PID namespace, in which all processes of the host are visible.
 _ALL_PROCESSES = "pid:[4026531836]"
+# The marks are the first bytes of the file, which are worthless until a block is copied there.
+_MARK_BYTES = 16
 
 
 def path_of(engine_id: str) -> Path:
@@ -85,6 +90,66 @@ def _open_files() -> tuple[set[str], bool]:
                 # The name only: another mount namespace may have the file at another path.
                 found.add(one.readlink().name)
     return found, complete
+
+
+def mark(region: Any, rank: int) -> None:
+    """Marks the file that a worker has mapped.
+
+    Args:
+        region: vLLM's `SharedOffloadRegion` of the worker.
+        rank: The worker's number.
+    """
+    bytes_of = compat.memory_of(region)
+    start, own = rank * _MARK_BYTES, _mark(region, rank)
+    if start + len(own) <= len(bytes_of):
+        bytes_of[start : start + len(own)] = own
+
+
+def _mark(region: Any, rank: int) -> bytes:
+    """Returns the mark of a worker."""
+    text = f"{Path(region.mmap_path).name} {rank}"
+    return hashlib.blake2b(text.encode(), digest_size=_MARK_BYTES).digest()
+
+
+def take_marks(region: Any, workers: int) -> str:
+    """Looks for the marks of all workers and removes them.
+
+    Args:
+        region: vLLM's `SharedOffloadRegion` of the scheduler; None if it has none.
+        workers: How many there are.
+
+    Returns:
+        Why the scheduler may not see what the workers see in their memory; empty if it does.
+    """
+    if region is None:
+        return "this version of vLLM does not show its memory tier"
+    bytes_of, wanted = compat.memory_of(region), b"".join(_mark(region, n) for n in range(workers))
+    found = bytes_of[: len(wanted)]
+    if found == wanted:
+        bytes_of[: len(wanted)] = bytes(len(wanted))
+        return ""
+    places = range(0, len(wanted), _MARK_BYTES)
+    seen = sum(found[at : at + _MARK_BYTES] == wanted[at : at + _MARK_BYTES] for at in places)
+    return (
+        f"{workers - seen} of {workers} workers have other memory than {region.mmap_path}: they "
+        "run on other hosts, or another program removed the file while the engine started"
+    )
+
+
+def split(spec: Any) -> str:
+    """Returns why the halves of an engine may not share their memory; empty if they do.
+
+    Args:
+        spec: vLLM's spec in the scheduler. Of those that do not mark their files it is only known
+            that the workers make it: vLLM starts them first.
+    """
+    ask = getattr(spec, "split_memory", None)
+    if ask is not None:
+        return str(ask())
+    region = compat.scheduler_region(spec)
+    if region is None or not compat.made_file(region):
+        return ""
+    return f"no worker has mapped {region.mmap_path}: another program removed the first file"
 
 
 def drop_name(region: Any, halves: int) -> bool:

@@ -8,6 +8,8 @@ this machine, so the copy is a copy.
 2. A copy is done when it is submitted: it runs on the worker's thread between two steps.
 3. The file of the primary tier in `/dev/shm` has no name once all halves have mapped it: see
    `shared_memory`. A start that is refused leaves no file.
+4. Nothing is loaded or stored if the halves have mapped different files: each block would hold
+   other bytes than its key says.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ class CpuWorker(OffloadingWorker):  # type: ignore[misc]
             blocks_per_chunk: Blocks per row.
             region: The primary tier; the worker owns it from here on.
         """
-        self._blocks_per_chunk, self._region = blocks_per_chunk, region
+        self._blocks_per_chunk, self._mmap_region = blocks_per_chunk, region
         self._refs = kv_caches.group_data_refs
         self._pages = [tensor.page_size_bytes for tensor in kv_caches.tensors]
         self._cache = [tensor.tensor.numpy() for tensor in kv_caches.tensors]
@@ -97,11 +99,16 @@ class CpuWorker(OffloadingWorker):  # type: ignore[misc]
     def shutdown(self) -> None:
         """Lets go of the KV cache and unmaps the primary tier."""
         self._cache, self._rows = [], []
-        self._region.cleanup()
+        self._mmap_region.cleanup()
 
 
 class DalsegnoSpec(TieringOffloadingSpec):  # type: ignore[misc]
     """`TieringOffloadingSpec` whose memory goes with its processes."""
+
+    def split_memory(self) -> str:
+        """Returns why the halves may not share their memory; empty if they do. Ask once."""
+        region = compat.scheduler_region(self)
+        return shared_memory.take_marks(region, self.config.parallel.world_size)
 
     def get_manager(self) -> Any:
         """Returns the scheduler's half, which vLLM asks for when all workers have theirs."""
@@ -119,14 +126,14 @@ class DalsegnoSpec(TieringOffloadingSpec):  # type: ignore[misc]
         if not self._worker:
             shared_memory.collect_leftovers(self._engine_id)
             self._worker: Any = self._new_worker(kv_caches)
+            if (region := compat.region_of(self._worker)) is not None:
+                shared_memory.mark(region, self.config.parallel.rank)
+                shared_memory.quiet_cleanup(region)
         return self._worker
 
     def _new_worker(self, kv_caches: Any) -> Any:
         """Maps the primary tier for vLLM's own worker."""
-        worker = super().get_worker(kv_caches)
-        if (region := compat.region_of(worker)) is not None:
-            shared_memory.quiet_cleanup(region)
-        return worker
+        return super().get_worker(kv_caches)
 
 
 class DalsegnoCpuSpec(DalsegnoSpec):
@@ -144,7 +151,6 @@ class DalsegnoCpuSpec(DalsegnoSpec):
             raise IncompatibleError("canonical_layout needs a GPU; leave it out on the CPU")
         rank = self.config.parallel.rank
         region = SharedOffloadRegion(**compat.region_arguments(SharedOffloadRegion, self, rank))
-        shared_memory.quiet_cleanup(region)
         try:
             return CpuWorker(kv_caches, self.blocks_per_chunk, region)
         except BaseException:

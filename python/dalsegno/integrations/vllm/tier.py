@@ -34,7 +34,7 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.tiering.base import SecondaryTierManager
 
 from dalsegno.integrations.common.opening import Backend, Opened, OpenNamespaces
-from dalsegno.integrations.vllm import compat, doors, inputs, metrics, spaces
+from dalsegno.integrations.vllm import compat, doors, inputs, metrics, shared_memory, spaces
 from dalsegno.integrations.vllm.advice import LoadAdviser
 from dalsegno.integrations.vllm.calls import Calls
 from dalsegno.integrations.vllm.events import open_events
@@ -115,6 +115,8 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         inputs.warn_of_random_hashes()
         # From here on nothing is loaded or stored but through it.
         self._guard = doors.guard(self._backend, self._config.engine_id, self._forget)
+        if problem := shared_memory.split(offloading_spec):
+            self._guard.refuse(problem)
 
     def _prepare(self) -> OpenNamespaces:
         """Establishes the identity; returns what opens the namespace of each KV-cache group."""
@@ -386,7 +388,7 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
 
     def get_stats(self) -> Any:
         """Returns what was counted since the last call."""
-        return self._calls.safely("get_stats", lambda: self._meter.take(self._backend.stats), None)
+        return self._calls.safely("get_stats", lambda: self._meter.take(self._guard.stats), None)
 
     def _report_poisoned(self) -> None:
         """Reopens the store, as a put failed because nothing more is written."""
