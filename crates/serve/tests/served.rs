@@ -6,7 +6,7 @@ mod support;
 
 use std::time::Duration;
 
-use dalsegno_core::{Clock, Error};
+use dalsegno_core::{Clock, Error, KvLayout, Namespace};
 use dalsegno_io::SystemClock;
 use dalsegno_serve::{Client, Server};
 use dalsegno_store::{
@@ -55,6 +55,35 @@ fn blocks_at_any_position() {
     let got = get(&client, &chain, Scope::Each);
     let there: Vec<bool> = got.iter().map(Option::is_some).collect();
     assert_eq!(there, [true, true, true, false, false, true, false, false, false]);
+}
+
+#[test]
+fn a_long_chain_is_located_up_to_its_first_hole() {
+    let place = Place::new();
+    let _server = place.serve();
+    let client = place.client();
+    let small = Namespace::builder(KvLayout::new(1, 64).unwrap()).field("model", "s").build();
+    let (small, chain) = (small.unwrap(), chain("long", 4_500));
+    let id = small.id();
+    client.register(&small, RegisterOptions::default()).unwrap();
+    let located = |count: usize| {
+        let runs = client.locate(id, &chain[..count]).unwrap();
+        assert!(runs.is_sorted_by(|one, next| one.tier != next.tier), "runs of one tier are one");
+        runs.iter().map(|run| run.blocks).sum::<u64>()
+    };
+    assert_eq!(located(3_000), 0);
+    let blocks = (0..4_400).map(|_| vec![Memory::zeroed(64)]).collect();
+    let put = Put { chain: &chain[..4_400], first: 0, blocks, keep: Keep::Stored };
+    let report = client.put_batch(id, put, &Terms::default()).unwrap();
+    assert_eq!(report.count(PutOutcome::Stored), 4_400);
+    assert_eq!([1, 1_024, 1_025, 4_096, 4_097].map(located), [1, 1_024, 1_025, 4_096, 4_097]);
+    assert_eq!(located(4_500), 4_400);
+    for hole in [4_097, 2_048, 1_500, 1_023] {
+        client.remove(id, Some(&chain[hole..=hole]), &Terms::default()).unwrap();
+        assert_eq!(located(4_500), hole as u64);
+    }
+    // The connection is in step again.
+    assert_eq!(client.probe(id, &chain).unwrap(), 1_023);
 }
 
 #[test]

@@ -178,6 +178,20 @@ impl Attachment {
         })
     }
 
+    /// Sends a question in parts, of which the server answers one while the next is on its way, and returns the answers.
+    /// All of them together must be small: nobody reads the first one before the last part was sent.
+    pub(super) fn call_in_parts(
+        &self,
+        namespace: NamespaceId,
+        parts: &(impl Iterator<Item = Vec<u8>> + Clone),
+        call: &Call,
+    ) -> std::result::Result<Vec<Vec<u8>>, Lost> {
+        self.reach.on_connection(call, |connection| {
+            self.introduce(connection, namespace.into(), call)?;
+            self.reach.exchange_all(connection, parts.clone(), call)
+        })
+    }
+
     /// Sends a put of blocks that are copied into a window of the connection first. `message` is that of a ticket.
     pub(super) fn call_with_blocks(
         &self,

@@ -158,8 +158,8 @@ impl Unreached {
 #[derive(Debug)]
 pub(super) struct Connection {
     channel: Channel,
-    /// Whether a request was sent whose reply was not read.
-    is_owing: bool,
+    /// Requests that were sent and whose replies were not read.
+    owed: usize,
     /// Whether a reply other than the welcome was read.
     is_used: bool,
     /// The window that the server knows.
@@ -212,7 +212,7 @@ impl Connection {
         let welcome = welcome_of(frame)?;
         let connection = Self {
             channel,
-            is_owing: false,
+            owed: 0,
             is_used: false,
             known: None,
             own: None,
@@ -228,7 +228,7 @@ impl Connection {
 
     /// Whether a reply is still to come.
     pub(super) fn is_owing(&self) -> bool {
-        self.is_owing
+        self.owed > 0
     }
 
     /// Whether a call used it before. The server may have closed it since.
@@ -272,7 +272,7 @@ impl Connection {
     ) -> std::result::Result<(), ChannelError> {
         let file = window.map(|window| window.file.as_fd());
         let sent = self.channel.send(message, file.as_slice(), timeout);
-        self.is_owing = self.channel.has_begun();
+        self.owed += usize::from(self.channel.has_begun());
         sent
     }
 
@@ -282,7 +282,7 @@ impl Connection {
         timeout: Duration,
     ) -> std::result::Result<Vec<u8>, ChannelError> {
         let reply = self.channel.receive(MOST_FRAME_BYTES, Some(timeout))?.bytes;
-        (self.is_owing, self.is_used) = (false, true);
+        (self.owed, self.is_used) = (self.owed.saturating_sub(1), true);
         // The server reads messages in their order.
         self.reported.leases.clear();
         Ok(reply)

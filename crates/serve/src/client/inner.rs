@@ -21,6 +21,8 @@ use super::submitted::SubmittedPuts;
 use super::watch_lines::WatchLines;
 use crate::wire::{self, Look, MOST_HASHES, Reply, Request};
 
+/// Hashes of one question where they are. While the server looks these up, the next ones are sent.
+const LOCATED_TOGETHER: usize = 1024;
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What the clones of a client share.
@@ -107,22 +109,18 @@ impl Inner {
     ) -> Result<Vec<Located>> {
         let parts = self.enter()?;
         let mut located: Vec<Located> = Vec::new();
-        for part in chain.chunks(MOST_HASHES) {
-            let message = look(namespace, Look::Locate, part);
-            let Ok(answer) = parts.ask(namespace, &message) else { break };
-            let Ok((Reply::Located, tail)) = wire::decode::<Reply>(&answer) else { break };
-            let Ok(runs) = wire::located_of(tail) else { break };
-            let blocks = runs.iter().fold(0_u64, |sum, run| sum.saturating_add(run.blocks));
-            for run in runs {
-                match located.last_mut().filter(|last| last.tier == run.tier) {
-                    Some(last) => {
-                        last.blocks = last.blocks.saturating_add(run.blocks);
-                        last.bytes = last.bytes.saturating_add(run.bytes);
-                    }
-                    None => located.push(run),
-                }
-            }
-            if blocks < part.len() as u64 {
+        for hashes in chain.chunks(MOST_HASHES) {
+            let pieces = hashes.chunks(LOCATED_TOGETHER);
+            let questions = pieces.clone().map(|piece| look(namespace, Look::Locate, piece));
+            let call = Call::foreground();
+            let server = parts.server();
+            let Ok(answers) =
+                server.and_then(|server| server.call_in_parts(namespace, &questions, &call))
+            else {
+                break;
+            };
+            let mut asked = pieces.zip(&answers);
+            if !asked.all(|(piece, answer)| add_located(&mut located, answer, piece.len())) {
                 break;
             }
         }
@@ -236,6 +234,23 @@ impl Drop for Inner {
             std::mem::forget(self.parts.take());
         }
     }
+}
+
+/// Adds the tiers of an answer behind those before it. `false` if not all of so many blocks are present.
+fn add_located(located: &mut Vec<Located>, answer: &[u8], asked: usize) -> bool {
+    let Ok((Reply::Located, tail)) = wire::decode::<Reply>(answer) else { return false };
+    let Ok(runs) = wire::located_of(tail) else { return false };
+    let blocks = runs.iter().fold(0_u64, |sum, run| sum.saturating_add(run.blocks));
+    for run in runs {
+        match located.last_mut().filter(|last| last.tier == run.tier) {
+            Some(last) => {
+                last.blocks = last.blocks.saturating_add(run.blocks);
+                last.bytes = last.bytes.saturating_add(run.bytes);
+            }
+            None => located.push(run),
+        }
+    }
+    blocks >= asked as u64
 }
 
 /// A question about hashes.

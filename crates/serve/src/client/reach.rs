@@ -113,6 +113,21 @@ impl Reach {
         self.answer(connection, call)
     }
 
+    /// As several calls, of which the first answer is read when the last message was sent.
+    pub(super) fn exchange_all(
+        &self,
+        connection: &mut Connection,
+        messages: impl Iterator<Item = Vec<u8>>,
+        call: &Call,
+    ) -> std::result::Result<Vec<Vec<u8>>, Lost> {
+        let mut asked = 0;
+        for message in messages {
+            self.ask(connection, &message, call)?;
+            asked += 1;
+        }
+        (0..asked).map(|_| self.answer(connection, call)).collect()
+    }
+
     fn ask(
         &self,
         connection: &mut Connection,
