@@ -15,6 +15,7 @@ pub mod merging;
 pub mod recency;
 pub mod reclaim;
 mod s3fifo;
+pub mod schedule;
 pub mod succession;
 pub mod tuning;
 

@@ -4,27 +4,39 @@ use std::time::Duration;
 
 use dalsegno_core::Nanos;
 
-/// A budget of bytes that refills at the rate. It holds at most one second's worth.
+/// A budget of bytes that refills at the rate. It holds at most what the rate gives in its burst.
 #[derive(Clone, Copy, Debug)]
 pub struct Bucket {
     bytes_per_s: u64,
-    /// The moment at which a whole second's worth is available.
+    burst: Duration,
+    /// The moment at which a whole burst is available.
     full_at: Nanos,
 }
 
 const BURST: Duration = Duration::from_secs(1);
 
 impl Bucket {
-    /// A full bucket. With a rate of zero nothing ever passes.
+    /// A full bucket with a burst of one second. With a rate of zero nothing ever passes.
     #[must_use]
     pub fn new(bytes_per_s: u64) -> Self {
-        Self { bytes_per_s, full_at: Nanos(0) }
+        Self::with_burst(bytes_per_s, BURST)
+    }
+
+    /// A full bucket.
+    #[must_use]
+    pub fn with_burst(bytes_per_s: u64, burst: Duration) -> Self {
+        Self { bytes_per_s, burst, full_at: Nanos(0) }
+    }
+
+    /// Changes the rate. A debt takes as long as before.
+    pub fn set_rate(&mut self, bytes_per_s: u64) {
+        self.bytes_per_s = bytes_per_s;
     }
 
     /// How long to wait before spending more; `None` means forever.
     #[must_use]
     pub fn wait(&self, now: Nanos) -> Option<Duration> {
-        (self.bytes_per_s > 0).then(|| self.full_at.since(now.after(BURST)))
+        (self.bytes_per_s > 0).then(|| self.full_at.since(now.after(self.burst)))
     }
 
     /// Spends bytes, even more than are available.

@@ -11,6 +11,7 @@ mod recency_properties;
 mod reclaim_properties;
 mod s3fifo_hit_rate;
 mod s3fifo_model;
+mod schedule_properties;
 mod tuning_controller;
 mod tuning_properties;
 mod tuning_stages;

@@ -1,0 +1,136 @@
+//! What the engines of one device do now, as far as they say so.
+//!
+//! 1. An engine that says nothing more for its term is forgotten: it ended, hangs, or never ends its phase.
+//! 2. Of several engines the most urgent one counts: any prefill before any decoding, the least slack first.
+
+use std::time::Duration;
+
+use dalsegno_core::Nanos;
+
+/// Names an engine of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct EngineId(pub u64);
+
+/// What an engine does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// It computes prompts, and waits for reads. A write delays nobody if it takes no longer than the slack: the time
+    /// that reads for the next layers have left.
+    Prefill {
+        /// Zero: reads are late already.
+        slack: Duration,
+    },
+    /// It decodes: its steps must stay as short as they are without writes.
+    Decode,
+    /// It computes nothing.
+    Idle,
+}
+
+impl Phase {
+    /// Smaller numbers are more urgent.
+    fn order(self) -> (u8, Duration) {
+        match self {
+            Self::Prefill { slack } => (0, slack),
+            Self::Decode => (1, Duration::ZERO),
+            Self::Idle => (2, Duration::ZERO),
+        }
+    }
+}
+
+/// The phases of all engines.
+#[derive(Clone, Debug)]
+pub(super) struct Phases {
+    /// Of each engine, and until when it holds.
+    engines: Vec<(EngineId, Phase, Nanos)>,
+    most: usize,
+    term: Duration,
+}
+
+impl Phases {
+    /// Of at most `most` engines, each of which is believed for `term`.
+    pub(super) fn new(most: usize, term: Duration) -> Self {
+        Self { engines: Vec::new(), most: most.max(1), term }
+    }
+
+    /// An engine says what it does from now on.
+    pub(super) fn set(&mut self, engine: EngineId, phase: Phase, now: Nanos) {
+        let until = now.after(self.term);
+        self.engines.retain(|(known, _, until)| *known != engine && *until > now);
+        if self.engines.len() == self.most {
+            // The one that was silent for longest.
+            let oldest = self.engines.iter().enumerate().min_by_key(|(_, (.., until))| *until);
+            if let Some((at, _)) = oldest {
+                self.engines.swap_remove(at);
+            }
+        }
+        self.engines.push((engine, phase, until));
+    }
+
+    /// An engine ended.
+    pub(super) fn forget(&mut self, engine: EngineId) {
+        self.engines.retain(|(known, ..)| *known != engine);
+    }
+
+    /// The most urgent phase; `None` if no engine says what it does.
+    pub(super) fn now(&self, now: Nanos) -> Option<Phase> {
+        let valid = self.engines.iter().filter(|(.., until)| *until > now);
+        valid.map(|(_, phase, _)| *phase).min_by_key(|phase| phase.order())
+    }
+
+    /// When the next phase is forgotten.
+    pub(super) fn next_end(&self, now: Nanos) -> Option<Nanos> {
+        self.engines.iter().map(|(.., until)| *until).filter(|until| *until > now).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TERM: Duration = Duration::from_secs(1);
+    const HASTY: Phase = Phase::Prefill { slack: Duration::ZERO };
+    const CALM: Phase = Phase::Prefill { slack: Duration::from_millis(5) };
+
+    #[test]
+    fn the_most_urgent_engine_counts() {
+        let mut phases = Phases::new(4, TERM);
+        assert_eq!(phases.now(Nanos(0)), None);
+        for (engine, phase, now) in [
+            (1, Phase::Idle, Phase::Idle),
+            (2, Phase::Decode, Phase::Decode),
+            (3, CALM, CALM),
+            (1, HASTY, HASTY),
+            (1, Phase::Decode, CALM),
+        ] {
+            phases.set(EngineId(engine), phase, Nanos(0));
+            assert_eq!(phases.now(Nanos(0)), Some(now));
+        }
+        phases.forget(EngineId(3));
+        assert_eq!(phases.now(Nanos(0)), Some(Phase::Decode));
+    }
+
+    #[test]
+    fn an_engine_that_dies_in_prefill_is_forgotten_after_its_term() {
+        let mut phases = Phases::new(4, TERM);
+        phases.set(EngineId(1), HASTY, Nanos(0));
+        let end = Nanos(0).after(TERM);
+        assert_eq!(
+            (phases.now(Nanos(end.0 - 1)), phases.next_end(Nanos(0))),
+            (Some(HASTY), Some(end))
+        );
+        assert_eq!((phases.now(end), phases.next_end(end)), (None, None));
+        // A clock that jumps back finds it again, until the same moment.
+        assert_eq!(phases.now(Nanos(5)), Some(HASTY));
+    }
+
+    #[test]
+    fn so_many_engines_are_remembered_and_no_more() {
+        let mut phases = Phases::new(2, TERM);
+        phases.set(EngineId(0), HASTY, Nanos(0));
+        for engine in 1..1000 {
+            phases.set(EngineId(engine), Phase::Decode, Nanos(engine));
+        }
+        assert_eq!(phases.engines.len(), 2);
+        assert_eq!(phases.now(Nanos(1000)), Some(Phase::Decode), "the oldest was forgotten");
+    }
+}

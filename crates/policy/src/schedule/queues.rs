@@ -1,0 +1,235 @@
+//! The requests that wait, by class and direction.
+//!
+//! 1. Those that an engine waits for are ordered by due time, all others by arrival.
+//! 2. What a class has waiting is bounded, and one request always may wait.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use dalsegno_core::Nanos;
+use hashbrown::HashMap;
+
+use super::{Ask, Class, Way, real};
+
+/// Requests whose due times are looked at one by one; the others are due when the last of these is.
+const LOOKED_AT: usize = 64;
+
+/// The place of a request in its queue: when it is due or arrived, and a number that no other one has.
+type Place = (Nanos, u64);
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub(super) struct Queues {
+    most_waiting: usize,
+    most_bytes: u64,
+    /// By class, then by direction.
+    waiting: [[BTreeMap<Place, Ask>; 2]; 4],
+    places: HashMap<u64, (Class, Way, Place)>,
+    /// Bytes by class.
+    bytes: [u64; 4],
+    arrivals: u64,
+}
+
+impl Queues {
+    /// Of at most so many requests and bytes in each class.
+    pub(super) fn new(most_waiting: usize, most_bytes: u64) -> Self {
+        Self {
+            most_waiting: most_waiting.max(1),
+            most_bytes,
+            waiting: Default::default(),
+            places: HashMap::new(),
+            bytes: [0; 4],
+            arrivals: 0,
+        }
+    }
+
+    fn of(&self, class: Class, way: Way) -> &BTreeMap<Place, Ask> {
+        &self.waiting[class as usize][way as usize]
+    }
+
+    /// Adds a request. `false` if too many of its class wait, or one of its name does.
+    pub(super) fn push(&mut self, ask: Ask, now: Nanos) -> bool {
+        let (count, bytes) = self.waiting(ask.class);
+        let is_full =
+            count >= self.most_waiting || bytes.saturating_add(ask.bytes) > self.most_bytes;
+        if is_full && count > 0 || self.places.contains_key(&ask.id) {
+            return false;
+        }
+        let due = if ask.class == Class::Need { ask.due } else { None };
+        let place = (due.unwrap_or(now), self.arrivals);
+        self.arrivals += 1;
+        self.bytes[ask.class as usize] += ask.bytes;
+        self.places.insert(ask.id, (ask.class, ask.way, place));
+        self.waiting[ask.class as usize][ask.way as usize].insert(place, ask);
+        true
+    }
+
+    /// Removes a request by its name. `false` if it does not wait.
+    pub(super) fn remove(&mut self, id: u64) -> bool {
+        let Some((class, way, place)) = self.places.get(&id).copied() else { return false };
+        self.remove_at(class, way, place).is_some()
+    }
+
+    /// The first request of a class and direction.
+    pub(super) fn first(&self, class: Class, way: Way) -> Option<&Ask> {
+        self.of(class, way).values().next()
+    }
+
+    /// Takes the first request of a class and direction.
+    pub(super) fn take(&mut self, class: Class, way: Way) -> Option<Ask> {
+        let place = *self.of(class, way).keys().next()?;
+        self.remove_at(class, way, place)
+    }
+
+    fn remove_at(&mut self, class: Class, way: Way, place: Place) -> Option<Ask> {
+        let ask = self.waiting[class as usize][way as usize].remove(&place)?;
+        self.places.remove(&ask.id);
+        self.bytes[class as usize] -= ask.bytes;
+        Some(ask)
+    }
+
+    /// Requests and bytes of a class.
+    pub(super) fn waiting(&self, class: Class) -> (usize, u64) {
+        let at = class as usize;
+        (self.waiting[at].iter().map(BTreeMap::len).sum(), self.bytes[at])
+    }
+
+    /// When the patience of the first request of each class and direction is over, but for those that an engine waits
+    /// for.
+    fn overdue<'a>(
+        &'a self,
+        patience: &'a [Duration; 4],
+    ) -> impl Iterator<Item = (Nanos, Class, Way)> + 'a {
+        let patient = Class::ALL.into_iter().filter(|class| *class != Class::Need);
+        patient.flat_map(|class| [(class, Way::Read), (class, Way::Write)]).filter_map(
+            move |(class, way)| {
+                let ((since, _), _) = self.of(class, way).first_key_value()?;
+                Some((since.after(patience[class as usize]), class, way))
+            },
+        )
+    }
+
+    /// Whose patience was over first, of the directions that `may_start`.
+    pub(super) fn most_overdue(
+        &self,
+        patience: &[Duration; 4],
+        now: Nanos,
+        may_start: impl Fn(Way) -> bool,
+    ) -> Option<(Class, Way)> {
+        let ready = self.overdue(patience).filter(|(at, _, way)| *at <= now && may_start(*way));
+        ready.min_by_key(|(at, class, _)| (*at, *class)).map(|(_, class, way)| (class, way))
+    }
+
+    /// When the next patience is over, or later from when on its direction may start one.
+    pub(super) fn next_overdue(
+        &self,
+        patience: &[Duration; 4],
+        may_start_from: impl Fn(Way) -> Option<Nanos>,
+    ) -> Option<Nanos> {
+        self.overdue(patience).filter_map(|(at, _, way)| Some(at.max(may_start_from(way)?))).min()
+    }
+
+    /// The seconds by which reads that engines wait for can be delayed before the first of them is late, if they are
+    /// read one after the other at this rate, in bytes per second, behind so many bytes in flight. Negative if one is late already.
+    pub(super) fn laxity_s(&self, rate: f64, in_flight: u64, now: Nanos) -> f64 {
+        let needs = self.of(Class::Need, Way::Read);
+        let (mut behind, mut looked_at, mut latest) = (in_flight, 0, now);
+        let mut least = f64::INFINITY;
+        let laxity = |due: Nanos, bytes: u64| seconds_to(due, now) - real(bytes) / rate;
+        for ((due, _), ask) in needs.iter().take(LOOKED_AT) {
+            behind += ask.bytes;
+            looked_at += ask.bytes;
+            latest = *due;
+            least = least.min(laxity(latest, behind));
+        }
+        if needs.len() > LOOKED_AT {
+            let writes: u64 = self.of(Class::Need, Way::Write).values().map(|ask| ask.bytes).sum();
+            let rest = self.bytes[Class::Need as usize] - writes - looked_at;
+            least = least.min(laxity(latest, behind + rest));
+        }
+        least
+    }
+}
+
+/// The seconds from `now` to a moment; negative if it is over.
+fn seconds_to(moment: Nanos, now: Nanos) -> f64 {
+    moment.since(now).as_secs_f64() - now.since(moment).as_secs_f64()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+    const PATIENCE: [Duration; 4] = [Duration::from_secs(1); 4];
+
+    fn ask(id: u64, class: Class, way: Way, bytes: u64, due: Option<u64>) -> Ask {
+        Ask { id, way, class, bytes, due: due.map(Nanos) }
+    }
+
+    #[test]
+    fn needs_are_ordered_by_due_time_and_others_by_arrival() {
+        let mut queues = Queues::new(16, 1 << 30);
+        for (id, due) in [(1, Some(9)), (2, Some(4)), (3, None), (4, Some(4))] {
+            assert!(queues.push(ask(id, Class::Need, Way::Read, 1, due), Nanos(5)));
+            assert!(queues.push(ask(id + 10, Class::Save, Way::Write, 1, due), Nanos(5)));
+        }
+        let order = |queues: &mut Queues, class, way| {
+            std::iter::from_fn(|| queues.take(class, way)).map(|ask| ask.id).collect::<Vec<_>>()
+        };
+        assert_eq!(order(&mut queues, Class::Need, Way::Read), [2, 4, 3, 1]);
+        assert_eq!(order(&mut queues, Class::Save, Way::Write), [11, 12, 13, 14]);
+        assert_eq!(queues.waiting(Class::Need), (0, 0));
+    }
+
+    #[test]
+    fn a_class_has_a_bound_and_one_request_always_fits() {
+        let mut queues = Queues::new(2, 100);
+        assert!(queues.push(ask(1, Class::Save, Way::Write, 1000, None), Nanos(0)));
+        assert!(!queues.push(ask(2, Class::Save, Way::Write, 1, None), Nanos(0)));
+        assert!(queues.push(ask(2, Class::Upkeep, Way::Write, 1, None), Nanos(0)), "another class");
+        assert!(
+            !queues.push(ask(2, Class::Need, Way::Read, 1, None), Nanos(0)),
+            "its name is taken"
+        );
+        assert!(queues.remove(1) && !queues.remove(1));
+        assert!(queues.push(ask(3, Class::Save, Way::Write, 50, None), Nanos(0)));
+        assert!(queues.push(ask(4, Class::Save, Way::Read, 50, None), Nanos(0)));
+        assert!(!queues.push(ask(5, Class::Save, Way::Read, 0, None), Nanos(0)));
+        assert_eq!(queues.waiting(Class::Save), (2, 100));
+    }
+
+    #[test]
+    fn the_longest_wait_beyond_its_patience_goes_first() {
+        let mut queues = Queues::new(16, 1 << 30);
+        let _ = queues.push(ask(1, Class::Upkeep, Way::Write, 1, None), Nanos(0));
+        let _ = queues.push(ask(2, Class::Save, Way::Read, 1, None), Nanos(SECOND));
+        let _ = queues.push(ask(3, Class::Need, Way::Read, 1, None), Nanos(0));
+        let all = |_| true;
+        assert_eq!(queues.most_overdue(&PATIENCE, Nanos(SECOND - 1), all), None);
+        let first = queues.most_overdue(&PATIENCE, Nanos(3 * SECOND), all);
+        assert_eq!(first, Some((Class::Upkeep, Way::Write)));
+        let reads = |way| (way == Way::Read).then_some(Nanos(0));
+        assert_eq!(queues.next_overdue(&PATIENCE, reads), Some(Nanos(2 * SECOND)));
+    }
+
+    #[test]
+    fn laxity_is_that_of_the_read_that_is_late_first() {
+        let mut queues = Queues::new(1000, 1 << 30);
+        assert!(queues.laxity_s(100.0, 50, Nanos(0)).is_infinite());
+        let _ = queues.push(ask(1, Class::Need, Way::Read, 100, Some(10 * SECOND)), Nanos(0));
+        let _ = queues.push(ask(2, Class::Need, Way::Read, 300, Some(5 * SECOND)), Nanos(0));
+        assert!((queues.laxity_s(100.0, 0, Nanos(0)) - 2.0).abs() < 1e-9);
+        assert!((queues.laxity_s(100.0, 700, Nanos(0)) + 5.0).abs() < 1e-9);
+        // One that is due as soon as possible is late.
+        let _ = queues.push(ask(3, Class::Need, Way::Read, 1, None), Nanos(0));
+        assert!(queues.laxity_s(100.0, 0, Nanos(1)) < 0.0);
+        queues.remove(3);
+        for id in 10..110 {
+            let due = Some(20 * SECOND);
+            let _ = queues.push(ask(id, Class::Need, Way::Read, 100, due), Nanos(0));
+        }
+        let laxity = queues.laxity_s(100.0, 0, Nanos(0));
+        assert!((laxity - (20.0 - 104.0)).abs() < 1e-6, "{laxity}");
+    }
+}

@@ -1,0 +1,371 @@
+//! Schedules of random requests at a device in virtual time.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use dalsegno_core::Nanos;
+use dalsegno_policy::schedule::{Ask, Class, EngineId, Next, Phase, Schedule, ScheduleRules, Way};
+use proptest::prelude::*;
+
+const MS: u64 = 1_000_000;
+/// Bytes per second of the device in each direction.
+const RATES: [f64; 2] = [2e9, 1e9];
+/// What reads reach of that beside writes.
+const BESIDE: f64 = 0.4;
+const DELAY: u64 = MS / 10;
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap()
+}
+
+/// How long a device works.
+fn work(bytes: u64, bytes_per_s: f64) -> u64 {
+    nanos(Duration::from_secs_f64(f64::from(u32::try_from(bytes).unwrap()) / bytes_per_s))
+}
+
+/// What happens at a moment.
+#[derive(Clone, Debug)]
+enum Event {
+    Arrive { class: Class, way: Way, bytes: u64, due_ms: Option<u64> },
+    Say { engine: u64, phase: Phase },
+    Step { ratio: f64 },
+}
+
+fn phase() -> impl Strategy<Value = Phase> {
+    prop_oneof![
+        (0..20_u64).prop_map(|ms| Phase::Prefill { slack: Duration::from_millis(ms) }),
+        Just(Phase::Prefill { slack: Duration::ZERO }),
+        Just(Phase::Decode),
+        Just(Phase::Idle),
+    ]
+}
+
+fn arrival() -> impl Strategy<Value = Event> {
+    let kind = prop_oneof![
+        4 => Just((Class::Need, Way::Read)),
+        1 => Just((Class::Need, Way::Write)),
+        1 => Just((Class::Prefetch, Way::Read)),
+        3 => Just((Class::Save, Way::Write)),
+        1 => Just((Class::Upkeep, Way::Read)),
+        1 => Just((Class::Upkeep, Way::Write)),
+    ];
+    (kind, 1_u64..4 << 20, proptest::option::of(0_u64..50))
+        .prop_map(|((class, way), bytes, due_ms)| Event::Arrive { class, way, bytes, due_ms })
+}
+
+fn events(has_phases: bool) -> impl Strategy<Value = Vec<(u64, Event)>> {
+    let said = (0..3_u64, phase()).prop_map(|(engine, phase)| Event::Say { engine, phase });
+    let step = (0.9..1.3_f64).prop_map(|ratio| Event::Step { ratio });
+    let event = prop_oneof![
+        8 => arrival(),
+        u32::from(has_phases) => said,
+        u32::from(has_phases) => step,
+    ];
+    proptest::collection::vec((0_u64..5 * MS, event), 1..200)
+}
+
+/// A request that was accepted.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    ask: Ask,
+    since: u64,
+    begun: Option<u64>,
+}
+
+/// A device that works on the requests of each direction in turn, and a schedule before it.
+struct Rig {
+    schedule: Schedule,
+    rules: ScheduleRules,
+    now: u64,
+    known: HashMap<u64, Known>,
+    /// When a request in flight ends.
+    flights: Vec<(u64, u64)>,
+    /// Until when each direction works.
+    busy: [u64; 2],
+    phases: HashMap<u64, (Phase, u64)>,
+    refused: usize,
+}
+
+impl Rig {
+    fn new(rules: ScheduleRules) -> Self {
+        Self {
+            schedule: Schedule::new(rules),
+            rules,
+            now: 0,
+            known: HashMap::new(),
+            flights: Vec::new(),
+            busy: [0; 2],
+            phases: HashMap::new(),
+            refused: 0,
+        }
+    }
+
+    fn most_urgent(&self) -> Option<Phase> {
+        let valid =
+            self.phases.values().filter(|(_, until)| *until > self.now).map(|(one, _)| *one);
+        valid.min_by_key(|phase| match phase {
+            Phase::Prefill { slack } => (0, *slack),
+            Phase::Decode => (1, Duration::ZERO),
+            Phase::Idle => (2, Duration::ZERO),
+        })
+    }
+
+    fn waiting(&self) -> impl Iterator<Item = &Known> {
+        self.known.values().filter(|known| known.begun.is_none())
+    }
+
+    /// Starts what may start; returns until when nothing does.
+    fn start(&mut self) -> Option<u64> {
+        loop {
+            match self.schedule.next(Nanos(self.now)) {
+                Next::Go(id) => self.begin(id),
+                Next::WaitUntil(until) => {
+                    assert!(until.0 > self.now, "no moment that is over");
+                    self.check_waits();
+                    return Some(until.0);
+                }
+                Next::Wait => {
+                    self.check_waits();
+                    return None;
+                }
+            }
+        }
+    }
+
+    fn begin(&mut self, id: u64) {
+        let Known { ask, since, begun } = self.known[&id];
+        assert!(begun.is_none(), "a request starts once");
+        let patience = nanos(self.rules.patience[ask.class as usize]);
+        let is_aged = ask.class != Class::Need && self.now >= since + patience;
+        let is_calm = |slack: Duration| !slack.is_zero();
+        if let Some(Phase::Prefill { slack }) = self.most_urgent()
+            && !is_calm(slack)
+            && matches!(ask.class, Class::Save | Class::Upkeep)
+        {
+            assert!(is_aged, "{ask:?} starts in prefill without slack");
+        }
+        if ask.class == Class::Need {
+            let key = |known: &Known| known.ask.due.map_or(known.since, |due| due.0);
+            let mine = key(&self.known[&id]);
+            let same = |known: &&Known| {
+                known.ask.class == Class::Need && known.ask.way == ask.way && known.ask.id != id
+            };
+            assert!(self.waiting().filter(same).all(|other| key(other) >= mine), "by due time");
+        }
+        if !is_aged && ask.class == Class::Prefetch {
+            assert!(!self.waiting().any(|known| known.ask.class == Class::Need
+                && known.ask.way == Way::Read
+                && self.schedule.in_flight(Way::Read) == ask.bytes));
+        }
+        self.known.get_mut(&id).unwrap().begun = Some(self.now);
+        let at = ask.way as usize;
+        let is_slow = ask.way == Way::Read && self.busy[1] > self.now;
+        let rate = RATES[at] * if is_slow { BESIDE } else { 1.0 };
+        let work = work(ask.bytes, rate);
+        self.busy[at] = self.busy[at].max(self.now) + work;
+        self.flights.push((self.busy[at] + DELAY, id));
+    }
+
+    fn check_waits(&self) {
+        for class in Class::ALL {
+            let (count, bytes) = self.schedule.waiting(class);
+            let mine: Vec<_> = self.waiting().filter(|known| known.ask.class == class).collect();
+            assert_eq!(count, mine.len());
+            assert_eq!(bytes, mine.iter().map(|known| known.ask.bytes).sum::<u64>());
+            assert!(count <= self.rules.most_waiting);
+            assert!(bytes <= self.rules.most_bytes || count == 1);
+        }
+        let is_idle = self.flights.is_empty();
+        if is_idle && self.most_urgent().is_none() {
+            assert_eq!(self.waiting().count(), 0, "nothing starts although nothing is in flight");
+        }
+        let needs = |known: &Known| known.ask.class == Class::Need && known.ask.way == Way::Read;
+        if self.schedule.in_flight(Way::Read) == 0 {
+            assert!(!self.waiting().any(needs), "no read that an engine waits for is held back");
+        }
+    }
+
+    /// Lets time pass up to a moment, and starts and ends what is due.
+    fn run_to(&mut self, moment: u64) {
+        loop {
+            let wake = self.start();
+            let end = self.flights.iter().map(|(end, _)| *end).min();
+            let next = [wake, end].into_iter().flatten().min().filter(|next| *next <= moment);
+            let Some(next) = next else { break };
+            self.now = self.now.max(next);
+            let now = self.now;
+            let (ended, rest): (Vec<_>, Vec<_>) =
+                self.flights.drain(..).partition(|(end, _)| *end <= now);
+            self.flights = rest;
+            for (_, id) in ended {
+                self.schedule.done(id, id % 7 != 0, Nanos(now));
+            }
+        }
+        self.now = self.now.max(moment);
+    }
+
+    fn apply(&mut self, number: u64, event: &Event) {
+        let now = Nanos(self.now);
+        match event {
+            Event::Arrive { class, way, bytes, due_ms } => {
+                let due = due_ms.map(|ms| Nanos(self.now + ms * MS));
+                let due = due.filter(|_| *class == Class::Need);
+                let ask = Ask { id: number, way: *way, class: *class, bytes: *bytes, due };
+                if self.schedule.arrive(ask, now) {
+                    let known = Known { ask, since: self.now, begun: None };
+                    assert!(self.known.insert(number, known).is_none());
+                } else {
+                    self.refused += 1;
+                }
+            }
+            Event::Say { engine, phase } => {
+                self.schedule.set_phase(EngineId(*engine), *phase, now);
+                let until = self.now + nanos(self.rules.engines.1);
+                self.phases.insert(*engine, (*phase, until));
+            }
+            Event::Step { ratio } => self.schedule.note_step(*ratio),
+        }
+    }
+}
+
+fn run(rules: ScheduleRules, events: &[(u64, Event)]) -> Rig {
+    let mut rig = Rig::new(rules);
+    for (number, (pause, event)) in events.iter().enumerate() {
+        rig.run_to(rig.now + pause);
+        rig.apply(number as u64, event);
+    }
+    rig.run_to(rig.now + 3_600_000 * MS);
+    rig
+}
+
+fn small_rules() -> ScheduleRules {
+    ScheduleRules { most_waiting: 20, most_bytes: 16 << 20, ..ScheduleRules::default() }
+}
+
+proptest! {
+    #[test]
+    fn every_request_starts_once_in_the_order_that_its_phase_allows(events in events(true)) {
+        let rig = run(ScheduleRules::default(), &events);
+        prop_assert_eq!(rig.waiting().count(), 0);
+        prop_assert_eq!(rig.refused, 0);
+    }
+
+    #[test]
+    fn what_waits_is_bounded(events in events(true)) {
+        let rig = run(small_rules(), &events);
+        prop_assert_eq!(rig.waiting().count(), 0);
+    }
+
+    #[test]
+    fn without_phases_a_device_is_never_idle_while_something_waits(events in events(false)) {
+        let rig = run(ScheduleRules::default(), &events);
+        // The device's own time for all of it, and no pause of the schedule.
+        let all: u64 = rig.known.values().map(|known| known.ask.bytes).sum();
+        let work = work(all, RATES[1] * BESIDE);
+        for known in rig.known.values() {
+            let most = work + 2 * DELAY * rig.known.len() as u64 + 1_100 * MS;
+            prop_assert!(known.begun.unwrap() - known.since <= most);
+        }
+    }
+
+    #[test]
+    fn nothing_starves_in_a_prefill_that_never_ends(events in events(true)) {
+        let rules = ScheduleRules::default();
+        let mut rig = Rig::new(rules);
+        for (number, (pause, event)) in events.iter().enumerate() {
+            rig.run_to(rig.now + pause);
+            rig.apply(number as u64, &Event::Say {
+                engine: 9,
+                phase: Phase::Prefill { slack: Duration::ZERO },
+            });
+            rig.apply(number as u64, event);
+        }
+        // It says so again and again, for longer than the longest patience.
+        let engine = EngineId(9);
+        for _ in 0..25 {
+            rig.run_to(rig.now + 1_000 * MS);
+            let phase = Phase::Prefill { slack: Duration::ZERO };
+            rig.schedule.set_phase(engine, phase, Nanos(rig.now));
+            rig.phases.insert(9, (phase, rig.now + nanos(rules.engines.1)));
+        }
+        prop_assert_eq!(rig.waiting().count(), 0, "all had their turn");
+        for known in rig.known.values() {
+            let patience = nanos(rules.patience[known.ask.class as usize]);
+            // Those before it, one at a time.
+            let most = patience + 4 * 200 * (DELAY + 5 * MS);
+            prop_assert!(known.begun.unwrap() - known.since <= most, "{known:?}");
+        }
+    }
+
+    #[test]
+    fn a_clock_that_jumps_stops_nothing(
+        events in proptest::collection::vec((0_u64..4_000 * MS, arrival()), 1..100),
+    ) {
+        let mut schedule = Schedule::new(ScheduleRules::default());
+        let mut accepted = 0;
+        let mut begun = Vec::new();
+        for (number, (now, event)) in events.iter().enumerate() {
+            let Event::Arrive { class, way, bytes, due_ms } = event else { unreachable!() };
+            let due = due_ms.map(|ms| Nanos(ms * MS));
+            let ask = Ask { id: number as u64, way: *way, class: *class, bytes: *bytes, due };
+            accepted += usize::from(schedule.arrive(ask, Nanos(*now)));
+            while let Next::Go(id) = schedule.next(Nanos(*now)) {
+                begun.push(id);
+            }
+            if let Some(id) = begun.get(number / 2) {
+                schedule.done(*id, true, Nanos(now / 2));
+            }
+        }
+        for round in 0..10_000 {
+            for id in &begun {
+                schedule.done(*id, true, Nanos(round));
+            }
+            let Next::Go(id) = schedule.next(Nanos(round)) else { break };
+            begun.push(id);
+        }
+        prop_assert_eq!(begun.len(), accepted);
+    }
+}
+
+/// Reads that are always needed and writes that wait: what a device does for both.
+#[test]
+fn decoding_steps_set_the_pace_of_writes() {
+    let mut rig = Rig::new(ScheduleRules::default());
+    let mut written = [0_u64; 2];
+    for (at, ratio) in [1.0, 2.0].into_iter().enumerate() {
+        for number in 0..4_000_u64 {
+            let id = at as u64 * 100_000 + number;
+            rig.apply(id, &Event::Say { engine: 1, phase: Phase::Decode });
+            let save =
+                Event::Arrive { class: Class::Save, way: Way::Write, bytes: 1 << 20, due_ms: None };
+            rig.apply(id, &save);
+            rig.run_to(rig.now + MS);
+            rig.apply(id, &Event::Step { ratio });
+        }
+        let begun = rig.known.values().filter(|known| known.begun.is_some());
+        written[at] = begun.map(|known| known.ask.bytes).sum();
+    }
+    let slowed = written[1] - written[0];
+    assert!(written[0] > 2 * slowed, "{written:?}");
+}
+
+#[test]
+fn a_write_waits_for_slack_and_reads_go_by_their_due_times() {
+    let mut schedule = Schedule::new(ScheduleRules::default());
+    let now = Nanos(MS);
+    let ask = |id, class, way, due| Ask { id, way, class, bytes: 1 << 20, due };
+    let prefill = |ms| Phase::Prefill { slack: Duration::from_millis(ms) };
+    schedule.set_phase(EngineId(1), prefill(0), now);
+    assert!(schedule.arrive(ask(1, Class::Save, Way::Write, None), now));
+    assert!(matches!(schedule.next(now), Next::WaitUntil(_)));
+    assert!(schedule.arrive(ask(2, Class::Need, Way::Read, Some(Nanos(9 * MS))), now));
+    assert!(schedule.arrive(ask(3, Class::Need, Way::Read, Some(Nanos(3 * MS))), now));
+    assert_eq!([schedule.next(now), schedule.next(now)], [Next::Go(3), Next::Go(2)]);
+    schedule.done(3, true, Nanos(2 * MS));
+    schedule.done(2, true, Nanos(3 * MS));
+    // Unmeasured, a write of 1 MiB takes 10 ms, and delays reads by half of that.
+    schedule.set_phase(EngineId(1), prefill(4), now);
+    assert!(matches!(schedule.next(now), Next::WaitUntil(_)));
+    schedule.set_phase(EngineId(1), prefill(8), now);
+    assert_eq!(schedule.next(now), Next::Go(1));
+}
