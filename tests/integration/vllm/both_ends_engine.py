@@ -101,10 +101,11 @@ def run(spec: dict[str, Any], orders: Connection, answers: Connection) -> None:
     """Runs the engine.
 
     Args:
-        spec: As of `direct_engine.run`, with other `steps`: `{"ask": prompts}`; `{"forget": true}`;
-            `{"abort": prompts, "after": steps}`; `{"pace": changes}` of a `Pace` from now on. And
-            `as`: `second_runner` counts tokens as the second model runner does, `asynchronous`
-            schedules a step before the one before it has ended.
+        spec: As of `direct_engine.run`, with other `steps`: `{"ask": prompts}`, with `"apart":
+            steps` one after the other; `{"forget": true}`; `{"abort": prompts, "after": steps}`;
+            `{"pace": changes}` of a `Pace` from now on. And `as`: `second_runner` counts tokens as
+            the second model runner does, `asynchronous` schedules a step before the one before it
+            has ended.
         orders: Not used.
         answers: Takes one record for each `ask`.
     """
@@ -132,7 +133,11 @@ def run(spec: dict[str, Any], orders: Connection, answers: Connection) -> None:
     for step in spec["steps"]:
         if "ask" in step:
             pace.jumps, pace.begun = [], 0
-            record = engine.ask(step["ask"], step.get("tokens", direct_engine.ANSWER_TOKENS))
+            tokens = step.get("tokens", direct_engine.ANSWER_TOKENS)
+            if "apart" in step:
+                record = engine.ask_apart(step["ask"], step["apart"], tokens)
+            else:
+                record = engine.ask(step["ask"], tokens)
             record |= {"jumps": pace.jumps, "begun": pace.begun, "wrong": wrong}
             record["scheduler"] = type(core.scheduler).__name__
             answers.send_bytes(json.dumps(record).encode())

@@ -123,7 +123,32 @@ class Engine:
             temperature=0.0, max_tokens=answer_tokens, ignore_eos=True, logprobs=0, detokenize=False
         )
         asked = [{"prompt_token_ids": prompt} for prompt in prompts]
-        outputs = self._llm.generate(asked, sampling, use_tqdm=False)
+        return self._record(self._llm.generate(asked, sampling, use_tqdm=False))
+
+    def ask_apart(
+        self, prompts: list[list[int]], steps: int, answer_tokens: int = ANSWER_TOKENS
+    ) -> dict[str, Any]:
+        """As `ask`, each so many steps after the one before it, and with a higher priority."""
+        from vllm import SamplingParams
+
+        sampling = SamplingParams(
+            temperature=0.0, max_tokens=answer_tokens, ignore_eos=True, logprobs=0, detokenize=False
+        )
+        ended: dict[str, Any] = {}
+
+        def step() -> None:
+            ended.update({one.request_id: one for one in self._engine.step() if one.finished})
+
+        for number, prompt in enumerate(prompts):
+            asked = {"prompt_token_ids": prompt}
+            self._engine.add_request(f"apart-{number}", asked, sampling, priority=-number)
+            for _ in range(steps):
+                step()
+        while self._engine.has_unfinished_requests():
+            step()
+        return self._record([ended[name] for name in sorted(ended)])
+
+    def _record(self, outputs: list[Any]) -> dict[str, Any]:
         demo_engine.settle(self._llm, SETTLE_S)
         return {
             "tokens": [list(one.outputs[0].token_ids) for one in outputs],

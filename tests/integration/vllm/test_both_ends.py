@@ -167,13 +167,28 @@ def test_what_a_step_has_not_loaded_is_computed_by_the_second_runner_too(stage: 
 
 
 @long_dose
-def test_either_end_may_be_preempted(stage: Stage) -> None:
-    """The first answer grows until the second request, which is loading, loses its blocks."""
-    (record,) = stage.run(
+def test_a_request_may_be_preempted_before_and_after_its_ends_meet(stage: Stage) -> None:
+    """A second request with a higher priority takes its blocks."""
+    loading, jumped = stage.run(
         "preempted",
-        [pace(part_s=LIKE_COMPUTING), {"ask": [A, B], "tokens": 200}],
-        num_gpu_blocks_override=len(A) // BLOCK + len(B) // BLOCK + 5,
+        [
+            pace(part_s=60.0),
+            {"ask": [A, B], "apart": 3},
+            FORGET,
+            pace(part_s=LIKE_COMPUTING / 10),
+            {"ask": [A, B], "apart": 3, "tokens": 100},
+        ],
+        scheduling_policy="priority",
+        # Else the second one would wait until all of its blocks are free.
+        scheduler_reserve_full_isl=False,
+        long_prefill_token_threshold=OPTIONS["max_num_batched_tokens"] // 2,
+        num_gpu_blocks_override=len(A) // BLOCK + len(B) // BLOCK // 2 + 5,
     )
-    stage.check(record, A, B)
-    assert record["counters"]["vllm:num_preemptions"] > 0
-    assert record["jumps"]
+    stage.check(loading, A, B)
+    assert loading["begun"] > 0, "its back was under way"
+    assert not loading["jumps"]
+    once = loading["counters"]["vllm:num_preemptions"]
+    assert once > 0
+    stage.check(jumped, A, B)
+    assert jumped["jumps"]
+    assert jumped["counters"]["vllm:num_preemptions"] > once

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,11 +19,11 @@ from tests.integration.vllm import engine as engine_program
 from tests.integration.vllm import engines as engines_module
 from tests.integration.vllm import tiers
 from tests.integration.vllm.engines import connector, engines
-from tests.integration.vllm.tiers import MISS, Primary, Request, counted, finished, open_tier
+from tests.integration.vllm.tiers import Primary, open_tier
 
+from dalsegno import IncompatibleError
 from dalsegno.integrations.vllm import shared_memory
 from dalsegno.integrations.vllm import spec as cpu
-from dalsegno.integrations.vllm.tier import DalsegnoTier
 
 pytestmark = pytest.mark.engine
 ROWS, ROW_BYTES = 6, 4096
@@ -64,70 +65,83 @@ class Halves:
         self.path.unlink(missing_ok=True)
 
 
+@pytest.fixture
+def halves() -> Iterator[Callable[[int, int], Halves]]:
+    started: list[Halves] = []
+
+    def start(ranks: int, removed_after: int) -> Halves:
+        started.append(Halves(ranks, removed_after))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.stop()
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_the_scheduler_finds_the_marks_of_all_workers_and_removes_them(ranks: int) -> None:
-    halves = Halves(ranks, removed_after=ranks + 1)
-    assert shared_memory.split(halves.spec) == ""
-    assert not any(halves.scheduler.mmap_obj[: ROWS * ROW_BYTES]), "blocks have no bytes of ours"
-    halves.stop()
+def test_the_scheduler_finds_the_marks_of_all_workers_and_removes_them(
+    ranks: int, halves: Callable[[int, int], Halves]
+) -> None:
+    whole = halves(ranks, ranks + 1)
+    shared_memory.check(whole.spec)
+    assert not any(whole.scheduler.mmap_obj[: ROWS * ROW_BYTES]), "blocks have no bytes of ours"
+    # Each tier of an engine asks.
+    shared_memory.check(whole.spec)
 
 
 @pytest.mark.parametrize(("ranks", "removed_after"), [(1, 1), (2, 1), (3, 2), (3, 3)])
 def test_a_file_that_was_removed_while_the_engine_started_is_noticed(
-    ranks: int, removed_after: int
+    ranks: int, removed_after: int, halves: Callable[[int, int], Halves]
 ) -> None:
-    halves = Halves(ranks, removed_after)
-    problem = shared_memory.split(halves.spec)
-    assert problem.startswith(f"{removed_after} of {ranks} workers have other memory than /dev/shm")
-    halves.stop()
+    problem = f"{removed_after} of its {ranks} workers have other memory"
+    with pytest.raises(IncompatibleError, match=problem):
+        shared_memory.check(halves(ranks, removed_after).spec)
+
+
+def test_a_mark_of_a_process_that_is_gone_is_none(
+    halves: Callable[[int, int], Halves], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = halves(2, 3)
+    monkeypatch.setattr(os, "getpid", lambda: 2**22 + 1)
+    shared_memory.mark(left.scheduler, 1)
+    monkeypatch.undo()
+    with pytest.raises(IncompatibleError, match="1 of its 2 workers"):
+        shared_memory.check(left.spec)
 
 
 def test_memory_that_cannot_be_looked_at_is_not_trusted() -> None:
     spec: Any = object.__new__(cpu.DalsegnoSpec)
     spec.config = SimpleNamespace(parallel=SimpleNamespace(world_size=1))
-    assert "does not show" in shared_memory.split(spec)
+    with pytest.raises(IncompatibleError, match="does not show"):
+        shared_memory.check(spec)
 
 
-def test_with_the_spec_of_vllm_a_file_that_the_scheduler_made_is_noticed() -> None:
-    name = f"dalsegno-test-{secrets.token_hex(4)}"
-    worker = tiers.region(name, ROWS, 0, ROW_BYTES)
-    joined = tiers.region(name, ROWS, None, ROW_BYTES)
-    assert shared_memory.split(SimpleNamespace(_scheduler_mmap=joined)) == ""
-    shared_memory.path_of(name).unlink()
-    made = tiers.region(name, ROWS, None, ROW_BYTES)
-    assert "no worker has mapped" in shared_memory.split(SimpleNamespace(_scheduler_mmap=made))
-    shared_memory.quiet_cleanup(worker)
-    for region in (worker, joined, made):
-        region.cleanup()
+def test_with_the_spec_of_vllm_a_missing_half_is_noticed(
+    halves: Callable[[int, int], Halves],
+) -> None:
+    def of_vllm(started: Halves) -> Any:
+        return SimpleNamespace(config=started.spec.config, _scheduler_mmap=started.scheduler)
+
+    shared_memory.check(of_vllm(halves(2, 3)))
+    for removed_after in (1, 2):
+        with pytest.raises(IncompatibleError, match=f"{removed_after} of its 2 workers"):
+            shared_memory.check(of_vllm(halves(2, removed_after)))
 
 
-@pytest.fixture
-def split_tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DalsegnoTier]:
-    monkeypatch.setattr(tiers.Spec, "split_memory", lambda _: "1 of 1", raising=False)
+def test_a_tier_of_split_halves_opens_no_store(
+    tmp_path: Path, halves: Callable[[int, int], Halves], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    split = halves(1, 1)
+    monkeypatch.setattr(tiers.Spec, "check_memory", split.spec.check_memory, raising=False)
     primary = Primary(tiers.ROWS)
-    tier = open_tier(tmp_path / "split", primary.view)
-    yield tier
-    tier.shutdown()
+    with pytest.raises(IncompatibleError, match="start it again"):
+        open_tier(tmp_path / "split", primary.view)
+    assert not (tmp_path / "split").exists()
     primary.free()
 
 
-def test_split_halves_store_nothing_and_load_nothing(split_tier: DalsegnoTier) -> None:
-    request = Request(split_tier, "a", tiers.keys(4))
-    request.begin()
-    request.store(1)
-    assert not finished(split_tier)[0].successful_keys
-    # What another engine has stored is a miss, too.
-    assert request.lookup_all() == [MISS] * 4
-    request.load(2)
-    assert not finished(split_tier)[0].success
-    # A reset does not make one memory of two.
-    split_tier.drain_jobs()
-    assert request.lookup_all() == [MISS] * 4
-    assert counted(split_tier.get_stats())["available"] == 0
-
-
 def run_split(spec: dict[str, Any], orders: Connection, answers: Connection) -> None:
-    """An engine whose file is removed between its halves, if its name says so."""
+    """An engine whose file is removed between its halves."""
     made = cpu.DalsegnoCpuSpec._new_worker
 
     def removed(self: Any, kv_caches: Any) -> Any:
@@ -135,24 +149,21 @@ def run_split(spec: dict[str, Any], orders: Connection, answers: Connection) -> 
         shared_memory.path_of(self._engine_id).unlink()
         return worker
 
-    if Path(spec["log_file"]).name.startswith("split"):
-        cpu.DalsegnoCpuSpec._new_worker = removed  # type: ignore[method-assign]
+    cpu.DalsegnoCpuSpec._new_worker = removed  # type: ignore[method-assign]
     engine_program.run(spec, orders, answers)
 
 
 @long_dose
 @pytest.mark.timeout(600)
-def test_an_engine_in_two_files_answers_right_and_spoils_no_store(
+def test_an_engine_in_two_files_does_not_start(
     tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engines_module, "engine_program", SimpleNamespace(run=run_split))
-    store = tmp_path / "store"
-    with engines(tmp_path, small, split=connector(str(store))) as first:
-        answer = first["split"].ask()
-    with engines(tmp_path, small, whole=connector(str(store))) as second:
-        fresh = second["whole"].ask()
-    assert fresh["external_tokens"] == 0, "nothing was stored"
-    with engines(tmp_path, small, split=connector(str(store))) as third:
-        again = third["split"].ask()
-    assert again["external_tokens"] == 0, "nothing is loaded"
-    assert answer["token_ids"] == fresh["token_ids"] == again["token_ids"]
+    before = set(shared_memory.FOLDER.iterdir())
+    with (
+        engines(tmp_path, small, split=connector(str(tmp_path / "store"))) as first,
+        pytest.raises(AssertionError, match="have other memory"),
+    ):
+        first["split"].ask()
+    left = set(shared_memory.FOLDER.iterdir()) - before
+    assert not [path for path in left if path.name.startswith("vllm_offload_")]

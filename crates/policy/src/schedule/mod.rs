@@ -14,15 +14,17 @@
 //! | idle, or no engine says | saves always, upkeep if no need waits |
 //!
 //! 1. A request that has waited for the patience of its class starts in any phase and before all others, one at a time
-//!    in each direction and for at most a quarter of the time. So every request starts, at the latest after its patience
-//!    and four times the time that the device needs for those before it.
-//! 2. Bytes in flight are bounded in each direction by what keeps the device busy (`window.rs`); one request always may
-//!    be in flight.
-//! 3. Requests that wait are bounded in number and bytes by class; the rest is refused, so that the caller drops what is
-//!    worth least.
+//!    in each direction and for at most a quarter of the time. So every request starts: at the latest after its
+//!    patience and four times the time that the device needs for those before it.
+//! 2. Bytes in flight are bounded in each direction by what keeps the device busy (`window.rs`), but for one request
+//!    whose patience is over. One request always may be in flight.
+//! 3. Requests that wait are bounded in number and bytes by class; the rest is refused, so that the caller drops what
+//!    is worth least.
 //! 4. In prefill without slack no write starts that has not used up its patience.
 //! 5. If nothing is in flight, no engine says what it does, and something waits, something starts.
 
+mod ask;
+mod numbers;
 mod pace;
 mod phases;
 mod queues;
@@ -33,12 +35,14 @@ use std::time::Duration;
 use dalsegno_core::Nanos;
 use hashbrown::HashMap;
 
+pub use self::ask::{Ask, Class, Direction};
 pub use self::phases::{EngineId, Phase};
 
-use self::pace::Pace;
+use self::numbers::{real, whole};
+use self::pace::WritePace;
 use self::phases::Phases;
 use self::queues::Queues;
-use self::window::{Departure, Window};
+use self::window::{Departure, FlightWindow};
 
 /// Bytes per second of writes before one was measured: a slow disk.
 const UNKNOWN_WRITES: f64 = 100e6;
@@ -48,48 +52,6 @@ const UNKNOWN_INTERFERENCE: f64 = 0.5;
 const AGED_PART: u32 = 4;
 /// Weight of the newest sample of interference.
 const NEWEST: f64 = 1.0 / 16.0;
-
-/// Who waits for a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Class {
-    /// An engine.
-    Need,
-    /// Nobody yet, but an engine is about to.
-    Prefetch,
-    /// Nobody: what engines have computed.
-    Save,
-    /// Nobody: reclaiming, merging, scrubbing, the index, publication.
-    Upkeep,
-}
-
-impl Class {
-    /// All classes, the most urgent first.
-    pub const ALL: [Self; 4] = [Self::Need, Self::Prefetch, Self::Save, Self::Upkeep];
-}
-
-/// Which way bytes go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Way {
-    /// Device to memory.
-    Read,
-    /// Memory to device.
-    Write,
-}
-
-/// A request that waits for its turn.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ask {
-    /// Names it until it is done.
-    pub id: u64,
-    /// Which way its bytes go.
-    pub way: Way,
-    /// Who waits for it.
-    pub class: Class,
-    /// Its bytes.
-    pub bytes: u64,
-    /// When an engine needs it; `None` for as soon as possible. Only for [`Class::Need`].
-    pub due: Option<Nanos>,
-}
 
 /// What to do now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -142,7 +104,7 @@ impl Default for ScheduleRules {
 #[derive(Clone, Copy, Debug)]
 struct Flight {
     departure: Departure,
-    way: Way,
+    direction: Direction,
     /// Whether it started because its patience was over.
     is_aged: bool,
     /// Of a read: whether a write was in flight beside it when it started.
@@ -155,12 +117,12 @@ pub struct Schedule {
     rules: ScheduleRules,
     queues: Queues,
     flights: HashMap<u64, Flight>,
-    reads: Window,
-    writes: Window,
+    reads: FlightWindow,
+    writes: FlightWindow,
     /// When the next request whose patience is over may start, by direction; `None` while one is in flight.
     aged: [Option<Nanos>; 2],
     phases: Phases,
-    pace: Pace,
+    pace: WritePace,
     /// Seconds per byte of reads alone and beside writes.
     read_costs: [Option<f64>; 2],
 }
@@ -173,11 +135,11 @@ impl Schedule {
         Self {
             queues: Queues::new(rules.most_waiting, rules.most_bytes),
             flights: HashMap::new(),
-            reads: Window::new(least, most),
-            writes: Window::new(least, most),
+            reads: FlightWindow::new(least, most),
+            writes: FlightWindow::new(least, most),
             aged: [Some(Nanos(0)); 2],
             phases: Phases::new(rules.engines.0, rules.engines.1),
-            pace: Pace::new(whole(UNKNOWN_WRITES)),
+            pace: WritePace::new(whole(UNKNOWN_WRITES)),
             read_costs: [None; 2],
             rules,
         }
@@ -232,12 +194,12 @@ impl Schedule {
         let Some(flight) = self.flights.remove(&id) else { return };
         if flight.is_aged {
             let taken = flight.departure.taken(now);
-            self.aged[flight.way as usize] = Some(now.after(taken * (AGED_PART - 1)));
+            self.aged[flight.direction as usize] = Some(now.after(taken * (AGED_PART - 1)));
         }
         let has_writes = self.writes.in_flight() > 0;
-        let Flight { departure, way, is_mixed, .. } = flight;
-        self.window(way).end(departure, now, is_done);
-        if way == Way::Read && is_done && is_mixed == has_writes {
+        let Flight { departure, direction, is_mixed, .. } = flight;
+        self.window(direction).end(departure, now, is_done);
+        if direction == Direction::Read && is_done && is_mixed == has_writes {
             // A read beside writes for a part of its time says nothing.
             self.note_read(departure, is_mixed, now);
         }
@@ -251,10 +213,10 @@ impl Schedule {
 
     /// Bytes in flight.
     #[must_use]
-    pub fn in_flight(&self, way: Way) -> u64 {
-        match way {
-            Way::Read => self.reads.in_flight(),
-            Way::Write => self.writes.in_flight(),
+    pub fn in_flight(&self, direction: Direction) -> u64 {
+        match direction {
+            Direction::Read => self.reads.in_flight(),
+            Direction::Write => self.writes.in_flight(),
         }
     }
 
@@ -267,32 +229,32 @@ impl Schedule {
         }
     }
 
-    fn window(&mut self, way: Way) -> &mut Window {
-        match way {
-            Way::Read => &mut self.reads,
-            Way::Write => &mut self.writes,
+    fn window(&mut self, direction: Direction) -> &mut FlightWindow {
+        match direction {
+            Direction::Read => &mut self.reads,
+            Direction::Write => &mut self.writes,
         }
     }
 
     fn has_space(&self, ask: &Ask) -> bool {
-        match ask.way {
-            Way::Read => self.reads.has_space(ask.bytes),
-            Way::Write => self.writes.has_space(ask.bytes),
+        match ask.direction {
+            Direction::Read => self.reads.has_space(ask.bytes),
+            Direction::Write => self.writes.has_space(ask.bytes),
         }
     }
 
     fn start(&mut self, ask: Ask, is_aged: bool, now: Nanos) -> Next {
-        let is_mixed = ask.way == Way::Read && self.writes.in_flight() > 0;
-        let departure = self.window(ask.way).begin(ask.bytes, now);
+        let is_mixed = ask.direction == Direction::Read && self.writes.in_flight() > 0;
+        let departure = self.window(ask.direction).begin(ask.bytes, now);
         if is_aged {
-            self.aged[ask.way as usize] = None;
+            self.aged[ask.direction as usize] = None;
         }
         if matches!(ask.class, Class::Save | Class::Upkeep)
             && self.phases.now(now) == Some(Phase::Decode)
         {
             self.pace.spend(ask.bytes, now);
         }
-        let flight = Flight { departure, way: ask.way, is_aged, is_mixed };
+        let flight = Flight { departure, direction: ask.direction, is_aged, is_mixed };
         let before = self.flights.insert(ask.id, flight);
         debug_assert!(before.is_none(), "request {} is in flight already", ask.id);
         Next::Go(ask.id)
@@ -300,22 +262,24 @@ impl Schedule {
 
     /// The request whose patience was over first, if none of its direction is in flight for that reason.
     fn take_aged(&mut self, now: Nanos) -> Option<Ask> {
-        let is_its_turn = |way: Way| self.aged[way as usize].is_some_and(|from| from <= now);
-        let (class, way) = self.queues.most_overdue(&self.rules.patience, now, is_its_turn)?;
-        self.queues.take(class, way)
+        let is_its_turn =
+            |direction: Direction| self.aged[direction as usize].is_some_and(|from| from <= now);
+        let (class, direction) =
+            self.queues.most_overdue(&self.rules.patience, now, is_its_turn)?;
+        self.queues.take(class, direction)
     }
 
     /// The next read that an engine waits for, or soon will.
     fn take_read(&mut self) -> Option<Ask> {
-        for way in [Way::Read, Way::Write] {
-            if self.queues.first(Class::Need, way).is_some_and(|ask| self.has_space(ask)) {
-                return self.queues.take(Class::Need, way);
+        for direction in [Direction::Read, Direction::Write] {
+            if self.queues.first(Class::Need, direction).is_some_and(|ask| self.has_space(ask)) {
+                return self.queues.take(Class::Need, direction);
             }
         }
         let is_next = self.queues.waiting(Class::Need).0 == 0;
-        let first = self.queues.first(Class::Prefetch, Way::Read);
+        let first = self.queues.first(Class::Prefetch, Direction::Read);
         (is_next && first.is_some_and(|ask| self.has_space(ask)))
-            .then(|| self.queues.take(Class::Prefetch, Way::Read))?
+            .then(|| self.queues.take(Class::Prefetch, Direction::Read))?
     }
 
     /// The next request that nobody waits for; the moment from which on one may start.
@@ -323,15 +287,15 @@ impl Schedule {
         let class =
             if self.queues.waiting(Class::Save).0 > 0 { Class::Save } else { Class::Upkeep };
         // Reads of upkeep delay others less.
-        for way in [Way::Read, Way::Write] {
-            let Some(ask) = self.queues.first(class, way).copied() else { continue };
+        for direction in [Direction::Read, Direction::Write] {
+            let Some(ask) = self.queues.first(class, direction).copied() else { continue };
             if !self.has_space(&ask) {
                 continue;
             }
             if let Some(until) = self.held_back(&ask, now) {
                 return Err(until);
             }
-            return Ok(self.queues.take(class, way));
+            return Ok(self.queues.take(class, direction));
         }
         Ok(None)
     }
@@ -359,9 +323,9 @@ impl Schedule {
 
     /// By how many seconds a request delays reads that run beside it, at most.
     fn seconds_beside(&self, ask: &Ask) -> f64 {
-        let rate = match ask.way {
-            Way::Write => self.writes.bytes_per_s(),
-            Way::Read => self.reads.bytes_per_s(),
+        let rate = match ask.direction {
+            Direction::Write => self.writes.bytes_per_s(),
+            Direction::Read => self.reads.bytes_per_s(),
         };
         real(ask.bytes) / rate.unwrap_or(UNKNOWN_WRITES) * (1.0 - self.interference()).max(0.05)
     }
@@ -381,25 +345,13 @@ impl Schedule {
 
     /// Nothing starts now: until when.
     fn wait(&self, until: Option<Nanos>, now: Nanos) -> Next {
-        let aged = self.queues.next_overdue(&self.rules.patience, |way| self.aged[way as usize]);
+        let aged = self
+            .queues
+            .next_overdue(&self.rules.patience, |direction| self.aged[direction as usize]);
         let phase = self.phases.next_end(now).filter(|_| until.is_some());
         let until = until.filter(|until| *until != Nanos(u64::MAX));
         let next =
             [until, aged.map(|at| at.max(Nanos(now.0 + 1))), phase].into_iter().flatten().min();
         next.map_or(Next::Wait, Next::WaitUntil)
     }
-}
-
-#[expect(clippy::cast_precision_loss, reason = "a rate needs no more than 52 bits of bytes")]
-fn real(bytes: u64) -> f64 {
-    bytes as f64
-}
-
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "bytes per second of a device; a cast saturates"
-)]
-fn whole(bytes: f64) -> u64 {
-    bytes as u64
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use dalsegno_core::Nanos;
 
-use super::{real, whole};
+use super::numbers::{real, whole};
 use crate::merging::Bucket;
 
 /// A step beside writes may take this much longer than one without.
@@ -24,7 +24,7 @@ const BURST: Duration = Duration::from_millis(10);
 
 /// See the module.
 #[derive(Clone, Debug)]
-pub(super) struct Pace {
+pub(super) struct WritePace {
     most: u64,
     /// The rate as a part of the highest one.
     part: f64,
@@ -32,7 +32,7 @@ pub(super) struct Pace {
     bucket: Bucket,
 }
 
-impl Pace {
+impl WritePace {
     /// Of a device that writes so many bytes per second.
     pub(super) fn new(most: u64) -> Self {
         let mut pace =
@@ -89,7 +89,7 @@ mod tests {
 
     /// Steps of 20 ms that become longer in proportion to what was written beside them, above a rate that delays none.
     fn settle(most: u64, harmless: u64, steps: u64) -> (f64, Vec<f64>) {
-        let mut pace = Pace::new(most);
+        let mut pace = WritePace::new(most);
         let (mut written, mut ratios) = (0_u64, Vec::new());
         for step in 0..steps {
             let begun = Nanos(step * 20_000_000);
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn where_writes_delay_nothing_the_rate_is_the_highest() {
-        let mut pace = Pace::new(1 << 30);
+        let mut pace = WritePace::new(1 << 30);
         for _ in 0..1_000 {
             pace.note_step(1.0);
         }
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn it_never_stops_and_ignores_what_is_no_ratio() {
-        let mut pace = Pace::new(1 << 30);
+        let mut pace = WritePace::new(1 << 30);
         for _ in 0..10_000 {
             pace.note_step(100.0);
         }

@@ -9,7 +9,8 @@ use std::time::Duration;
 use dalsegno_core::Nanos;
 use hashbrown::HashMap;
 
-use super::{Ask, Class, Way, real};
+use super::ask::{Ask, Class, Direction};
+use super::numbers::real;
 
 /// Requests whose due times are looked at one by one; the others are due when the last of these is.
 const LOOKED_AT: usize = 64;
@@ -24,7 +25,7 @@ pub(super) struct Queues {
     most_bytes: u64,
     /// By class, then by direction.
     waiting: [[BTreeMap<Place, Ask>; 2]; 4],
-    places: HashMap<u64, (Class, Way, Place)>,
+    places: HashMap<u64, (Class, Direction, Place)>,
     /// Bytes by class.
     bytes: [u64; 4],
     arrivals: u64,
@@ -43,8 +44,8 @@ impl Queues {
         }
     }
 
-    fn of(&self, class: Class, way: Way) -> &BTreeMap<Place, Ask> {
-        &self.waiting[class as usize][way as usize]
+    fn of(&self, class: Class, direction: Direction) -> &BTreeMap<Place, Ask> {
+        &self.waiting[class as usize][direction as usize]
     }
 
     /// Adds a request. `false` if too many of its class wait, or one of its name does.
@@ -59,30 +60,30 @@ impl Queues {
         let place = (due.unwrap_or(now), self.arrivals);
         self.arrivals += 1;
         self.bytes[ask.class as usize] += ask.bytes;
-        self.places.insert(ask.id, (ask.class, ask.way, place));
-        self.waiting[ask.class as usize][ask.way as usize].insert(place, ask);
+        self.places.insert(ask.id, (ask.class, ask.direction, place));
+        self.waiting[ask.class as usize][ask.direction as usize].insert(place, ask);
         true
     }
 
     /// Removes a request by its name. `false` if it does not wait.
     pub(super) fn remove(&mut self, id: u64) -> bool {
-        let Some((class, way, place)) = self.places.get(&id).copied() else { return false };
-        self.remove_at(class, way, place).is_some()
+        let Some((class, direction, place)) = self.places.get(&id).copied() else { return false };
+        self.remove_at(class, direction, place).is_some()
     }
 
     /// The first request of a class and direction.
-    pub(super) fn first(&self, class: Class, way: Way) -> Option<&Ask> {
-        self.of(class, way).values().next()
+    pub(super) fn first(&self, class: Class, direction: Direction) -> Option<&Ask> {
+        self.of(class, direction).values().next()
     }
 
     /// Takes the first request of a class and direction.
-    pub(super) fn take(&mut self, class: Class, way: Way) -> Option<Ask> {
-        let place = *self.of(class, way).keys().next()?;
-        self.remove_at(class, way, place)
+    pub(super) fn take(&mut self, class: Class, direction: Direction) -> Option<Ask> {
+        let place = *self.of(class, direction).keys().next()?;
+        self.remove_at(class, direction, place)
     }
 
-    fn remove_at(&mut self, class: Class, way: Way, place: Place) -> Option<Ask> {
-        let ask = self.waiting[class as usize][way as usize].remove(&place)?;
+    fn remove_at(&mut self, class: Class, direction: Direction, place: Place) -> Option<Ask> {
+        let ask = self.waiting[class as usize][direction as usize].remove(&place)?;
         self.places.remove(&ask.id);
         self.bytes[class as usize] -= ask.bytes;
         Some(ask)
@@ -99,12 +100,12 @@ impl Queues {
     fn overdue<'a>(
         &'a self,
         patience: &'a [Duration; 4],
-    ) -> impl Iterator<Item = (Nanos, Class, Way)> + 'a {
+    ) -> impl Iterator<Item = (Nanos, Class, Direction)> + 'a {
         let patient = Class::ALL.into_iter().filter(|class| *class != Class::Need);
-        patient.flat_map(|class| [(class, Way::Read), (class, Way::Write)]).filter_map(
-            move |(class, way)| {
-                let ((since, _), _) = self.of(class, way).first_key_value()?;
-                Some((since.after(patience[class as usize]), class, way))
+        patient.flat_map(|class| [(class, Direction::Read), (class, Direction::Write)]).filter_map(
+            move |(class, direction)| {
+                let ((since, _), _) = self.of(class, direction).first_key_value()?;
+                Some((since.after(patience[class as usize]), class, direction))
             },
         )
     }
@@ -114,25 +115,31 @@ impl Queues {
         &self,
         patience: &[Duration; 4],
         now: Nanos,
-        may_start: impl Fn(Way) -> bool,
-    ) -> Option<(Class, Way)> {
-        let ready = self.overdue(patience).filter(|(at, _, way)| *at <= now && may_start(*way));
-        ready.min_by_key(|(at, class, _)| (*at, *class)).map(|(_, class, way)| (class, way))
+        may_start: impl Fn(Direction) -> bool,
+    ) -> Option<(Class, Direction)> {
+        let ready =
+            self.overdue(patience).filter(|(at, _, direction)| *at <= now && may_start(*direction));
+        ready
+            .min_by_key(|(at, class, _)| (*at, *class))
+            .map(|(_, class, direction)| (class, direction))
     }
 
     /// When the next patience is over, or later from when on its direction may start one.
     pub(super) fn next_overdue(
         &self,
         patience: &[Duration; 4],
-        may_start_from: impl Fn(Way) -> Option<Nanos>,
+        may_start_from: impl Fn(Direction) -> Option<Nanos>,
     ) -> Option<Nanos> {
-        self.overdue(patience).filter_map(|(at, _, way)| Some(at.max(may_start_from(way)?))).min()
+        self.overdue(patience)
+            .filter_map(|(at, _, direction)| Some(at.max(may_start_from(direction)?)))
+            .min()
     }
 
     /// The seconds by which reads that engines wait for can be delayed before the first of them is late, if they are
-    /// read one after the other at this rate, in bytes per second, behind so many bytes in flight. Negative if one is late already.
+    /// read one after the other at this rate, in bytes per second, behind so many bytes in flight. Negative if one is
+    /// late already.
     pub(super) fn laxity_s(&self, rate: f64, in_flight: u64, now: Nanos) -> f64 {
-        let needs = self.of(Class::Need, Way::Read);
+        let needs = self.of(Class::Need, Direction::Read);
         let (mut behind, mut looked_at, mut latest) = (in_flight, 0, now);
         let mut least = f64::INFINITY;
         let laxity = |due: Nanos, bytes: u64| seconds_to(due, now) - real(bytes) / rate;
@@ -143,7 +150,8 @@ impl Queues {
             least = least.min(laxity(latest, behind));
         }
         if needs.len() > LOOKED_AT {
-            let writes: u64 = self.of(Class::Need, Way::Write).values().map(|ask| ask.bytes).sum();
+            let writes: u64 =
+                self.of(Class::Need, Direction::Write).values().map(|ask| ask.bytes).sum();
             let rest = self.bytes[Class::Need as usize] - writes - looked_at;
             least = least.min(laxity(latest, behind + rest));
         }
@@ -163,53 +171,58 @@ mod tests {
     const SECOND: u64 = 1_000_000_000;
     const PATIENCE: [Duration; 4] = [Duration::from_secs(1); 4];
 
-    fn ask(id: u64, class: Class, way: Way, bytes: u64, due: Option<u64>) -> Ask {
-        Ask { id, way, class, bytes, due: due.map(Nanos) }
+    fn ask(id: u64, class: Class, direction: Direction, bytes: u64, due: Option<u64>) -> Ask {
+        Ask { id, direction, class, bytes, due: due.map(Nanos) }
     }
 
     #[test]
     fn needs_are_ordered_by_due_time_and_others_by_arrival() {
         let mut queues = Queues::new(16, 1 << 30);
         for (id, due) in [(1, Some(9)), (2, Some(4)), (3, None), (4, Some(4))] {
-            assert!(queues.push(ask(id, Class::Need, Way::Read, 1, due), Nanos(5)));
-            assert!(queues.push(ask(id + 10, Class::Save, Way::Write, 1, due), Nanos(5)));
+            assert!(queues.push(ask(id, Class::Need, Direction::Read, 1, due), Nanos(5)));
+            assert!(queues.push(ask(id + 10, Class::Save, Direction::Write, 1, due), Nanos(5)));
         }
-        let order = |queues: &mut Queues, class, way| {
-            std::iter::from_fn(|| queues.take(class, way)).map(|ask| ask.id).collect::<Vec<_>>()
+        let order = |queues: &mut Queues, class, direction| {
+            std::iter::from_fn(|| queues.take(class, direction))
+                .map(|ask| ask.id)
+                .collect::<Vec<_>>()
         };
-        assert_eq!(order(&mut queues, Class::Need, Way::Read), [2, 4, 3, 1]);
-        assert_eq!(order(&mut queues, Class::Save, Way::Write), [11, 12, 13, 14]);
+        assert_eq!(order(&mut queues, Class::Need, Direction::Read), [2, 4, 3, 1]);
+        assert_eq!(order(&mut queues, Class::Save, Direction::Write), [11, 12, 13, 14]);
         assert_eq!(queues.waiting(Class::Need), (0, 0));
     }
 
     #[test]
     fn a_class_has_a_bound_and_one_request_always_fits() {
         let mut queues = Queues::new(2, 100);
-        assert!(queues.push(ask(1, Class::Save, Way::Write, 1000, None), Nanos(0)));
-        assert!(!queues.push(ask(2, Class::Save, Way::Write, 1, None), Nanos(0)));
-        assert!(queues.push(ask(2, Class::Upkeep, Way::Write, 1, None), Nanos(0)), "another class");
+        assert!(queues.push(ask(1, Class::Save, Direction::Write, 1000, None), Nanos(0)));
+        assert!(!queues.push(ask(2, Class::Save, Direction::Write, 1, None), Nanos(0)));
         assert!(
-            !queues.push(ask(2, Class::Need, Way::Read, 1, None), Nanos(0)),
+            queues.push(ask(2, Class::Upkeep, Direction::Write, 1, None), Nanos(0)),
+            "another class"
+        );
+        assert!(
+            !queues.push(ask(2, Class::Need, Direction::Read, 1, None), Nanos(0)),
             "its name is taken"
         );
         assert!(queues.remove(1) && !queues.remove(1));
-        assert!(queues.push(ask(3, Class::Save, Way::Write, 50, None), Nanos(0)));
-        assert!(queues.push(ask(4, Class::Save, Way::Read, 50, None), Nanos(0)));
-        assert!(!queues.push(ask(5, Class::Save, Way::Read, 0, None), Nanos(0)));
+        assert!(queues.push(ask(3, Class::Save, Direction::Write, 50, None), Nanos(0)));
+        assert!(queues.push(ask(4, Class::Save, Direction::Read, 50, None), Nanos(0)));
+        assert!(!queues.push(ask(5, Class::Save, Direction::Read, 0, None), Nanos(0)));
         assert_eq!(queues.waiting(Class::Save), (2, 100));
     }
 
     #[test]
     fn the_longest_wait_beyond_its_patience_goes_first() {
         let mut queues = Queues::new(16, 1 << 30);
-        let _ = queues.push(ask(1, Class::Upkeep, Way::Write, 1, None), Nanos(0));
-        let _ = queues.push(ask(2, Class::Save, Way::Read, 1, None), Nanos(SECOND));
-        let _ = queues.push(ask(3, Class::Need, Way::Read, 1, None), Nanos(0));
+        let _ = queues.push(ask(1, Class::Upkeep, Direction::Write, 1, None), Nanos(0));
+        let _ = queues.push(ask(2, Class::Save, Direction::Read, 1, None), Nanos(SECOND));
+        let _ = queues.push(ask(3, Class::Need, Direction::Read, 1, None), Nanos(0));
         let all = |_| true;
         assert_eq!(queues.most_overdue(&PATIENCE, Nanos(SECOND - 1), all), None);
         let first = queues.most_overdue(&PATIENCE, Nanos(3 * SECOND), all);
-        assert_eq!(first, Some((Class::Upkeep, Way::Write)));
-        let reads = |way| (way == Way::Read).then_some(Nanos(0));
+        assert_eq!(first, Some((Class::Upkeep, Direction::Write)));
+        let reads = |direction| (direction == Direction::Read).then_some(Nanos(0));
         assert_eq!(queues.next_overdue(&PATIENCE, reads), Some(Nanos(2 * SECOND)));
     }
 
@@ -217,17 +230,17 @@ mod tests {
     fn laxity_is_that_of_the_read_that_is_late_first() {
         let mut queues = Queues::new(1000, 1 << 30);
         assert!(queues.laxity_s(100.0, 50, Nanos(0)).is_infinite());
-        let _ = queues.push(ask(1, Class::Need, Way::Read, 100, Some(10 * SECOND)), Nanos(0));
-        let _ = queues.push(ask(2, Class::Need, Way::Read, 300, Some(5 * SECOND)), Nanos(0));
+        let _ = queues.push(ask(1, Class::Need, Direction::Read, 100, Some(10 * SECOND)), Nanos(0));
+        let _ = queues.push(ask(2, Class::Need, Direction::Read, 300, Some(5 * SECOND)), Nanos(0));
         assert!((queues.laxity_s(100.0, 0, Nanos(0)) - 2.0).abs() < 1e-9);
         assert!((queues.laxity_s(100.0, 700, Nanos(0)) + 5.0).abs() < 1e-9);
         // One that is due as soon as possible is late.
-        let _ = queues.push(ask(3, Class::Need, Way::Read, 1, None), Nanos(0));
+        let _ = queues.push(ask(3, Class::Need, Direction::Read, 1, None), Nanos(0));
         assert!(queues.laxity_s(100.0, 0, Nanos(1)) < 0.0);
         queues.remove(3);
         for id in 10..110 {
             let due = Some(20 * SECOND);
-            let _ = queues.push(ask(id, Class::Need, Way::Read, 100, due), Nanos(0));
+            let _ = queues.push(ask(id, Class::Need, Direction::Read, 100, due), Nanos(0));
         }
         let laxity = queues.laxity_s(100.0, 0, Nanos(0));
         assert!((laxity - (20.0 - 104.0)).abs() < 1e-6, "{laxity}");

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use dalsegno_core::Nanos;
 
-use super::real;
+use super::numbers::real;
 
 /// Completed requests that are remembered.
 const SAMPLES: usize = 32;
@@ -62,17 +62,23 @@ enum Trial {
     Half(f64),
 }
 
-/// See the module.
-#[derive(Clone, Debug)]
-pub(super) struct Window {
+/// The limit, and what is tried.
+#[derive(Clone, Copy, Debug)]
+struct Climb {
+    least: u64,
     most: u64,
     limit: u64,
-    least: u64,
     trial: Trial,
     /// Whether the next trial is of a larger window.
     is_larger_next: bool,
     /// Rounds until the next trial.
     pause: u32,
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub(super) struct FlightWindow {
+    climb: Climb,
     round: Round,
     /// Bytes in flight that started with another window.
     earlier: u64,
@@ -84,16 +90,13 @@ pub(super) struct Window {
     next: usize,
 }
 
-impl Window {
+impl FlightWindow {
     /// Of `least` to `most` bytes.
     pub(super) fn new(least: u64, most: u64) -> Self {
+        let most = most.max(least);
+        let (trial, is_larger_next) = (Trial::None, true);
         Self {
-            least,
-            most: most.max(least),
-            limit: least,
-            trial: Trial::None,
-            is_larger_next: true,
-            pause: 0,
+            climb: Climb { least, most, limit: least, trial, is_larger_next, pause: 0 },
             round: Round::default(),
             earlier: 0,
             in_flight: 0,
@@ -116,7 +119,7 @@ impl Window {
 
     /// Whether a request of so many bytes may start. One always may.
     pub(super) fn has_space(&self, bytes: u64) -> bool {
-        self.in_flight == 0 || self.in_flight.saturating_add(bytes) <= self.limit
+        self.in_flight == 0 || self.in_flight.saturating_add(bytes) <= self.climb.limit
     }
 
     /// A request starts.
@@ -129,7 +132,7 @@ impl Window {
         self.in_flight += bytes;
         self.round.since.get_or_insert(now);
         self.round.begun += 1;
-        self.round.filled += u32::from(self.in_flight.saturating_add(bytes) > self.limit);
+        self.round.filled += u32::from(!self.has_space(bytes));
         Departure { at: now, bytes, delivered: self.delivered, delivered_at: self.delivered_at }
     }
 
@@ -160,7 +163,7 @@ impl Window {
         }
         self.round.bytes += departure.bytes;
         self.round.ended += 1;
-        if self.round.ended >= ROUND && self.round.bytes >= self.limit {
+        if self.round.ended >= ROUND && self.round.bytes >= self.climb.limit {
             self.end_round(now);
         }
     }
@@ -170,14 +173,23 @@ impl Window {
         let Round { since, bytes, begun, filled, .. } = std::mem::take(&mut self.round);
         self.round.since = Some(now);
         let seconds = since.map_or(0.0, |since| now.since(since).as_secs_f64());
-        if seconds <= 0.0 || 2 * filled < begun {
-            return;
+        if seconds > 0.0 && 2 * filled >= begun {
+            let before = self.climb.limit;
+            self.climb.choose(real(bytes) / seconds);
+            if self.climb.limit != before {
+                self.earlier = self.in_flight;
+            }
         }
-        let rate = real(bytes) / seconds;
+    }
+}
+
+impl Climb {
+    /// Chooses the limit after one that brought this rate.
+    fn choose(&mut self, rate: f64) {
         match self.trial {
             Trial::Twice(before) if rate < before * GAIN => self.give_up(self.limit / 2),
             Trial::Half(before) if rate * GAIN < before => self.give_up(self.limit * 2),
-            // It goes on in the same direction.
+            // It goes on the same way.
             Trial::Twice(_) => self.try_another(true, rate),
             Trial::Half(_) => self.try_another(false, rate),
             Trial::None => {
@@ -194,13 +206,13 @@ impl Window {
         if limit.clamp(self.least, self.most) != limit {
             return self.give_up(self.limit);
         }
-        (self.limit, self.earlier) = (limit, self.in_flight);
+        self.limit = limit;
         self.trial = if is_larger { Trial::Twice(rate) } else { Trial::Half(rate) };
     }
 
     /// Ends trials for a while. The next one goes the other way.
     fn give_up(&mut self, limit: u64) {
-        (self.limit, self.earlier) = (limit.clamp(self.least, self.most), self.in_flight);
+        self.limit = limit.clamp(self.least, self.most);
         (self.trial, self.pause) = (Trial::None, RETRY);
         self.is_larger_next = !self.is_larger_next;
     }
@@ -217,8 +229,8 @@ mod tests {
     /// Keeps a window full of requests of `bytes` each, at a device that moves `rate` bytes per second and adds `delay`
     /// to each request. Returns the window and the bytes per second of its
     /// second half.
-    fn run(bytes: u64, rate: f64, delay: Duration, count: usize) -> (Window, f64) {
-        let mut window = Window::new(MIB, 1 << 30);
+    fn run(bytes: u64, rate: f64, delay: Duration, count: usize) -> (FlightWindow, f64) {
+        let mut window = FlightWindow::new(MIB, 1 << 30);
         let (mut now, mut device_free) = (Nanos(0), Nanos(0));
         let mut flying: VecDeque<(Departure, Nanos)> = VecDeque::new();
         let (mut moved, mut half) = (0, Nanos(0));
@@ -247,13 +259,17 @@ mod tests {
             let (window, reached) = run(256 << 10, rate, Duration::from_micros(delay_us), 20_000);
             assert!(reached > 0.9 * rate, "{reached} of {rate} with {delay_us} us");
             let product = rate * (real(delay_us) / 1e6);
-            assert!(real(window.limit) < 4.0 * product + 4e6, "{} {product}", window.limit);
+            assert!(
+                real(window.climb.limit) < 4.0 * product + 4e6,
+                "{} {product}",
+                window.climb.limit
+            );
         }
     }
 
     #[test]
     fn a_request_that_is_larger_than_the_window_starts_alone() {
-        let mut window = Window::new(MIB, 2 * MIB);
+        let mut window = FlightWindow::new(MIB, 2 * MIB);
         assert!(window.has_space(64 * MIB));
         let large = window.begin(64 * MIB, Nanos(0));
         assert!(!window.has_space(1));
@@ -263,7 +279,7 @@ mod tests {
 
     #[test]
     fn clocks_that_jump_and_failures_leave_the_rate_alone() {
-        let mut window = Window::new(MIB, 2 * MIB);
+        let mut window = FlightWindow::new(MIB, 2 * MIB);
         let failed = window.begin(MIB, Nanos(5_000));
         window.end(failed, Nanos(9_000), false);
         let back = window.begin(MIB, Nanos(5_000));

@@ -4,7 +4,9 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use dalsegno_core::Nanos;
-use dalsegno_policy::schedule::{Ask, Class, EngineId, Next, Phase, Schedule, ScheduleRules, Way};
+use dalsegno_policy::schedule::{
+    Ask, Class, Direction, EngineId, Next, Phase, Schedule, ScheduleRules,
+};
 use proptest::prelude::*;
 
 const MS: u64 = 1_000_000;
@@ -26,7 +28,7 @@ fn work(bytes: u64, bytes_per_s: f64) -> u64 {
 /// What happens at a moment.
 #[derive(Clone, Debug)]
 enum Event {
-    Arrive { class: Class, way: Way, bytes: u64, due_ms: Option<u64> },
+    Arrive { class: Class, direction: Direction, bytes: u64, due_ms: Option<u64> },
     Say { engine: u64, phase: Phase },
     Step { ratio: f64 },
 }
@@ -42,15 +44,16 @@ fn phase() -> impl Strategy<Value = Phase> {
 
 fn arrival() -> impl Strategy<Value = Event> {
     let kind = prop_oneof![
-        4 => Just((Class::Need, Way::Read)),
-        1 => Just((Class::Need, Way::Write)),
-        1 => Just((Class::Prefetch, Way::Read)),
-        3 => Just((Class::Save, Way::Write)),
-        1 => Just((Class::Upkeep, Way::Read)),
-        1 => Just((Class::Upkeep, Way::Write)),
+        4 => Just((Class::Need, Direction::Read)),
+        1 => Just((Class::Need, Direction::Write)),
+        1 => Just((Class::Prefetch, Direction::Read)),
+        3 => Just((Class::Save, Direction::Write)),
+        1 => Just((Class::Upkeep, Direction::Read)),
+        1 => Just((Class::Upkeep, Direction::Write)),
     ];
-    (kind, 1_u64..4 << 20, proptest::option::of(0_u64..50))
-        .prop_map(|((class, way), bytes, due_ms)| Event::Arrive { class, way, bytes, due_ms })
+    (kind, 1_u64..4 << 20, proptest::option::of(0_u64..50)).prop_map(
+        |((class, direction), bytes, due_ms)| Event::Arrive { class, direction, bytes, due_ms },
+    )
 }
 
 fn events(has_phases: bool) -> impl Strategy<Value = Vec<(u64, Event)>> {
@@ -148,18 +151,23 @@ impl Rig {
             let key = |known: &Known| known.ask.due.map_or(known.since, |due| due.0);
             let mine = key(&self.known[&id]);
             let same = |known: &&Known| {
-                known.ask.class == Class::Need && known.ask.way == ask.way && known.ask.id != id
+                known.ask.class == Class::Need
+                    && known.ask.direction == ask.direction
+                    && known.ask.id != id
             };
             assert!(self.waiting().filter(same).all(|other| key(other) >= mine), "by due time");
         }
         if !is_aged && ask.class == Class::Prefetch {
             assert!(!self.waiting().any(|known| known.ask.class == Class::Need
-                && known.ask.way == Way::Read
-                && self.schedule.in_flight(Way::Read) == ask.bytes));
+                && known.ask.direction == Direction::Read
+                && self.schedule.in_flight(Direction::Read) == ask.bytes));
         }
+        let beside = self.schedule.in_flight(ask.direction) - ask.bytes;
+        let most = self.rules.window.1 + if is_aged { ask.bytes } else { 0 };
+        assert!(beside == 0 || beside + ask.bytes <= most, "more in flight than the window");
         self.known.get_mut(&id).unwrap().begun = Some(self.now);
-        let at = ask.way as usize;
-        let is_slow = ask.way == Way::Read && self.busy[1] > self.now;
+        let at = ask.direction as usize;
+        let is_slow = ask.direction == Direction::Read && self.busy[1] > self.now;
         let rate = RATES[at] * if is_slow { BESIDE } else { 1.0 };
         let work = work(ask.bytes, rate);
         self.busy[at] = self.busy[at].max(self.now) + work;
@@ -179,8 +187,10 @@ impl Rig {
         if is_idle && self.most_urgent().is_none() {
             assert_eq!(self.waiting().count(), 0, "nothing starts although nothing is in flight");
         }
-        let needs = |known: &Known| known.ask.class == Class::Need && known.ask.way == Way::Read;
-        if self.schedule.in_flight(Way::Read) == 0 {
+        let needs = |known: &Known| {
+            known.ask.class == Class::Need && known.ask.direction == Direction::Read
+        };
+        if self.schedule.in_flight(Direction::Read) == 0 {
             assert!(!self.waiting().any(needs), "no read that an engine waits for is held back");
         }
     }
@@ -207,10 +217,11 @@ impl Rig {
     fn apply(&mut self, number: u64, event: &Event) {
         let now = Nanos(self.now);
         match event {
-            Event::Arrive { class, way, bytes, due_ms } => {
+            Event::Arrive { class, direction, bytes, due_ms } => {
                 let due = due_ms.map(|ms| Nanos(self.now + ms * MS));
                 let due = due.filter(|_| *class == Class::Need);
-                let ask = Ask { id: number, way: *way, class: *class, bytes: *bytes, due };
+                let ask =
+                    Ask { id: number, direction: *direction, class: *class, bytes: *bytes, due };
                 if self.schedule.arrive(ask, now) {
                     let known = Known { ask, since: self.now, begun: None };
                     assert!(self.known.insert(number, known).is_none());
@@ -239,10 +250,14 @@ fn run(rules: ScheduleRules, events: &[(u64, Event)]) -> Rig {
 }
 
 fn small_rules() -> ScheduleRules {
-    ScheduleRules { most_waiting: 20, most_bytes: 16 << 20, ..ScheduleRules::default() }
+    let window = (1 << 20, 4 << 20);
+    ScheduleRules { window, most_waiting: 20, most_bytes: 16 << 20, ..ScheduleRules::default() }
 }
 
 proptest! {
+    // A case is seconds of work of a device; smaller ones say little more.
+    #![proptest_config(ProptestConfig { max_shrink_iters: 50, ..ProptestConfig::default() })]
+
     #[test]
     fn every_request_starts_once_in_the_order_that_its_phase_allows(events in events(true)) {
         let rig = run(ScheduleRules::default(), &events);
@@ -305,9 +320,9 @@ proptest! {
         let mut accepted = 0;
         let mut begun = Vec::new();
         for (number, (now, event)) in events.iter().enumerate() {
-            let Event::Arrive { class, way, bytes, due_ms } = event else { unreachable!() };
+            let Event::Arrive { class, direction, bytes, due_ms } = event else { unreachable!() };
             let due = due_ms.map(|ms| Nanos(ms * MS));
-            let ask = Ask { id: number as u64, way: *way, class: *class, bytes: *bytes, due };
+            let ask = Ask { id: number as u64, direction: *direction, class: *class, bytes: *bytes, due };
             accepted += usize::from(schedule.arrive(ask, Nanos(*now)));
             while let Next::Go(id) = schedule.next(Nanos(*now)) {
                 begun.push(id);
@@ -336,8 +351,12 @@ fn decoding_steps_set_the_pace_of_writes() {
         for number in 0..4_000_u64 {
             let id = at as u64 * 100_000 + number;
             rig.apply(id, &Event::Say { engine: 1, phase: Phase::Decode });
-            let save =
-                Event::Arrive { class: Class::Save, way: Way::Write, bytes: 1 << 20, due_ms: None };
+            let save = Event::Arrive {
+                class: Class::Save,
+                direction: Direction::Write,
+                bytes: 1 << 20,
+                due_ms: None,
+            };
             rig.apply(id, &save);
             rig.run_to(rig.now + MS);
             rig.apply(id, &Event::Step { ratio });
@@ -353,13 +372,13 @@ fn decoding_steps_set_the_pace_of_writes() {
 fn a_write_waits_for_slack_and_reads_go_by_their_due_times() {
     let mut schedule = Schedule::new(ScheduleRules::default());
     let now = Nanos(MS);
-    let ask = |id, class, way, due| Ask { id, way, class, bytes: 1 << 20, due };
+    let ask = |id, class, direction, due| Ask { id, direction, class, bytes: 1 << 20, due };
     let prefill = |ms| Phase::Prefill { slack: Duration::from_millis(ms) };
     schedule.set_phase(EngineId(1), prefill(0), now);
-    assert!(schedule.arrive(ask(1, Class::Save, Way::Write, None), now));
+    assert!(schedule.arrive(ask(1, Class::Save, Direction::Write, None), now));
     assert!(matches!(schedule.next(now), Next::WaitUntil(_)));
-    assert!(schedule.arrive(ask(2, Class::Need, Way::Read, Some(Nanos(9 * MS))), now));
-    assert!(schedule.arrive(ask(3, Class::Need, Way::Read, Some(Nanos(3 * MS))), now));
+    assert!(schedule.arrive(ask(2, Class::Need, Direction::Read, Some(Nanos(9 * MS))), now));
+    assert!(schedule.arrive(ask(3, Class::Need, Direction::Read, Some(Nanos(3 * MS))), now));
     assert_eq!([schedule.next(now), schedule.next(now)], [Next::Go(3), Next::Go(2)]);
     schedule.done(3, true, Nanos(2 * MS));
     schedule.done(2, true, Nanos(3 * MS));

@@ -178,8 +178,8 @@ impl Attachment {
         })
     }
 
-    /// Sends a question in parts, of which the server answers one while the next is on its way, and returns the answers.
-    /// All of them together must be small: nobody reads the first one before the last part was sent.
+    /// Sends a question in parts, of which the server answers one while the next is on its way, and returns the
+    /// answers. All of them together must be small: nobody reads the first one before the last part was sent.
     pub(super) fn call_in_parts(
         &self,
         namespace: NamespaceId,

@@ -283,8 +283,10 @@ impl Connection {
     ) -> std::result::Result<Vec<u8>, ChannelError> {
         let reply = self.channel.receive(MOST_FRAME_BYTES, Some(timeout))?.bytes;
         (self.owed, self.is_used) = (self.owed.saturating_sub(1), true);
-        // The server reads messages in their order.
-        self.reported.leases.clear();
+        // The server reads messages in their order, and what was reported came before the last request.
+        if self.owed == 0 {
+            self.reported.leases.clear();
+        }
         Ok(reply)
     }
 

@@ -24,9 +24,8 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from enum import Enum, auto
-from typing import Any
 
 from dalsegno.integrations.common.opening import Backend, Opened
 from dalsegno.integrations.vllm.door_line import Line
@@ -170,26 +169,12 @@ class GuardedBackend:
 
     def __init__(self, backend: Backend, epoch: Epoch) -> None:
         """Takes a backend that is open, or that opens later."""
-        self._backend, self.epoch, self._is_refused = backend, epoch, False
-
-    def refuse(self, problem: str) -> None:
-        """Lets nothing be loaded or stored as long as this process runs."""
-        self._is_refused = True
-        logger.error(
-            "Dalsegno loads and stores nothing: %s. This engine computes all prompts; start it "
-            "again to use the store.",
-            problem,
-        )
+        self._backend, self.epoch = backend, epoch
 
     @property
     def current(self) -> Opened | None:
         """The open store; None while there is none, or nothing may be loaded or stored."""
-        is_usable = self.epoch.is_usable and not self._is_refused
-        return self._backend.current if is_usable else None
-
-    def stats(self) -> Mapping[str, Any] | None:
-        """Returns the store's counters, None without a store that is used."""
-        return None if self._is_refused else self._backend.stats()
+        return self._backend.current if self.epoch.is_usable else None
 
     def renew(self) -> None:
         """Moves to namespaces that no other process has."""

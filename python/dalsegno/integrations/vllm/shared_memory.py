@@ -8,7 +8,7 @@ frees a file without a name when its last process ends, however it ends. A file 
 2. While a half may still come, the name stays: that half would create a file of its own, and the
    halves would not see each other's blocks. If `/proc` does not show every half, the name stays.
 3. Anybody can remove the name between two halves. So each worker marks the file that it has mapped,
-   and the scheduler uses nothing of it before it has found the marks of all workers.
+   and the engine does not start unless the scheduler finds the marks of all workers, which run.
 4. A file that another engine left is removed only if no process can use it: it is this user's, no
    process has it open, and it was made long enough ago. A random engine id does not come back.
 """
@@ -19,6 +19,7 @@ import contextlib
 import hashlib
 import os
 import re
+import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ from typing import Any
 
 from vllm.logger import init_logger
 
+from dalsegno import IncompatibleError
 from dalsegno.integrations.vllm import compat
 
 logger = init_logger("vllm.dalsegno")
@@ -41,8 +43,9 @@ YOUNG_S = 10.0
 HIDDEN_S = 3600.0
 # The inode of the first PID namespace, in which all processes of the host are visible.
 _ALL_PROCESSES = "pid:[4026531836]"
-# The marks are the first bytes of the file, which are worthless until a block is copied there.
-_MARK_BYTES = 16
+# A worker, its process, and when that started. The marks are the first bytes of the file, which are
+# worthless until a block is copied there.
+_MARK = struct.Struct("<16sQQ")
 
 
 def path_of(engine_id: str) -> Path:
@@ -93,63 +96,91 @@ def _open_files() -> tuple[set[str], bool]:
 
 
 def mark(region: Any, rank: int) -> None:
-    """Marks the file that a worker has mapped.
+    """Marks the file that a worker has mapped, in the worker's process.
 
     Args:
         region: vLLM's `SharedOffloadRegion` of the worker.
         rank: The worker's number.
     """
-    bytes_of = compat.memory_of(region)
-    start, own = rank * _MARK_BYTES, _mark(region, rank)
-    if start + len(own) <= len(bytes_of):
-        bytes_of[start : start + len(own)] = own
+    memory, start = compat.memory_of(region), rank * _MARK.size
+    process = os.getpid()
+    if start + _MARK.size <= len(memory):
+        own = _MARK.pack(_name(region, rank), process, _started(process))
+        memory[start : start + _MARK.size] = own
 
 
-def _mark(region: Any, rank: int) -> bytes:
-    """Returns the mark of a worker."""
+def _name(region: Any, rank: int) -> bytes:
+    """Returns what names a worker in its mark."""
     text = f"{Path(region.mmap_path).name} {rank}"
-    return hashlib.blake2b(text.encode(), digest_size=_MARK_BYTES).digest()
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
-def take_marks(region: Any, workers: int) -> str:
-    """Looks for the marks of all workers and removes them.
+def _started(process: int) -> int:
+    """Returns when a process started, in ticks since the host did; 0 if it is not there."""
+    try:
+        stat = (PROC / str(process) / "stat").read_text()
+    except OSError:
+        return 0
+    # Behind its name, which may have spaces: from the state on, it is the twentieth field.
+    return int(stat.rpartition(")")[2].split()[19])
+
+
+def take_marks(region: Any, workers: int) -> None:
+    """Looks for the marks of all workers, which must still run, and removes them.
 
     Args:
         region: vLLM's `SharedOffloadRegion` of the scheduler; None if it has none.
         workers: How many there are.
 
-    Returns:
-        Why the scheduler may not see what the workers see in their memory; empty if it does.
+    Raises:
+        IncompatibleError: One is missing, so that worker has other memory than the scheduler.
     """
     if region is None:
-        return "this version of vLLM does not show its memory tier"
-    bytes_of, wanted = compat.memory_of(region), b"".join(_mark(region, n) for n in range(workers))
-    found = bytes_of[: len(wanted)]
-    if found == wanted:
-        bytes_of[: len(wanted)] = bytes(len(wanted))
-        return ""
-    places = range(0, len(wanted), _MARK_BYTES)
-    seen = sum(found[at : at + _MARK_BYTES] == wanted[at : at + _MARK_BYTES] for at in places)
-    return (
-        f"{workers - seen} of {workers} workers have other memory than {region.mmap_path}: they "
-        "run on other hosts, or another program removed the file while the engine started"
-    )
+        raise IncompatibleError("this version of vLLM does not show its memory tier")
+    memory, missing = compat.memory_of(region), 0
+    for rank in range(workers):
+        found = memory[rank * _MARK.size : (rank + 1) * _MARK.size]
+        name, process, started = _MARK.unpack(found.ljust(_MARK.size, b"\0"))
+        # A mark of a process that is gone was left by an engine with the same id.
+        is_here = name == _name(region, rank) and started and _started(process) == started
+        missing += not is_here
+    if missing:
+        raise _split(region, f"{missing} of its {workers} workers have other memory")
+    memory[: workers * _MARK.size] = bytes(workers * _MARK.size)
 
 
-def split(spec: Any) -> str:
-    """Returns why the halves of an engine may not share their memory; empty if they do.
+def check(spec: Any) -> None:
+    """Checks that the halves of an engine share their memory.
 
     Args:
         spec: vLLM's spec in the scheduler. Of those that do not mark their files it is only known
-            that the workers make it: vLLM starts them first.
+            who made the file, and who has mapped it as far as `/proc` shows.
+
+    Raises:
+        IncompatibleError: They do not, or that cannot be seen.
     """
-    ask = getattr(spec, "split_memory", None)
-    if ask is not None:
-        return str(ask())
+    check_marks = getattr(spec, "check_memory", None)
+    if check_marks is not None:
+        check_marks()
+        return
     region = compat.scheduler_region(spec)
-    if region is None or not compat.made_file(region):
-        return ""
-    return f"no worker has mapped {region.mmap_path}: another program removed the first file"
+    if region is None:
+        return
+    halves = spec.config.parallel.world_size + 1
+    try:
+        seen = 1 if compat.made_file(region) else _mappings(Path(region.mmap_path))
+    except OSError:
+        seen = 1
+    if seen < halves:
+        raise _split(region, f"{halves - seen} of its {halves - 1} workers were not seen there")
+
+
+def _split(region: Any, problem: str) -> IncompatibleError:
+    return IncompatibleError(
+        f"the engine's scheduler uses {region.mmap_path}, and {problem}. Another program removed "
+        "the file while the engine started: start it again. If the engine runs on several hosts, "
+        "leave Dalsegno out of it, or use one engine for each host"
+    )
 
 
 def drop_name(region: Any, halves: int) -> bool:

@@ -8,8 +8,8 @@ this machine, so the copy is a copy.
 2. A copy is done when it is submitted: it runs on the worker's thread between two steps.
 3. The file of the primary tier in `/dev/shm` has no name once all halves have mapped it: see
    `shared_memory`. A start that is refused leaves no file.
-4. Nothing is loaded or stored if the halves have mapped different files: each block would hold
-   other bytes than its key says.
+4. An engine does not start if its halves have mapped different files: each block would hold other
+   bytes than its key says, also in vLLM's own tier where workers read what another one wrote.
 """
 
 from __future__ import annotations
@@ -105,10 +105,18 @@ class CpuWorker(OffloadingWorker):  # type: ignore[misc]
 class DalsegnoSpec(TieringOffloadingSpec):  # type: ignore[misc]
     """`TieringOffloadingSpec` whose memory goes with its processes."""
 
-    def split_memory(self) -> str:
-        """Returns why the halves may not share their memory; empty if they do. Ask once."""
-        region = compat.scheduler_region(self)
-        return shared_memory.take_marks(region, self.config.parallel.world_size)
+    _is_checked = False
+
+    def check_memory(self) -> None:
+        """Checks once that the scheduler and all workers have the same memory.
+
+        Raises:
+            IncompatibleError: They have not.
+        """
+        if not self._is_checked:
+            region = compat.scheduler_region(self)
+            shared_memory.take_marks(region, self.config.parallel.world_size)
+            self._is_checked = True
 
     def get_manager(self) -> Any:
         """Returns the scheduler's half, which vLLM asks for when all workers have theirs."""

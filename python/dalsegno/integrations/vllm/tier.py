@@ -78,8 +78,10 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
 
         Raises:
             InvalidError: The configuration is wrong.
-            IncompatibleError: The store or the model cannot be used with this version.
+            IncompatibleError: The store or the model cannot be used with this version, or the
+                workers have other memory than the scheduler.
         """
+        shared_memory.check(offloading_spec)
         compat.init_tier(self, offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         settings = TierSettings.parse(config)
         self.locality = Locality(settings.locality) if settings.locality else None
@@ -115,8 +117,6 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         inputs.warn_of_random_hashes()
         # From here on nothing is loaded or stored but through it.
         self._guard = doors.guard(self._backend, self._config.engine_id, self._forget)
-        if problem := shared_memory.split(offloading_spec):
-            self._guard.refuse(problem)
 
     def _prepare(self) -> OpenNamespaces:
         """Establishes the identity; returns what opens the namespace of each KV-cache group."""
@@ -388,7 +388,7 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
 
     def get_stats(self) -> Any:
         """Returns what was counted since the last call."""
-        return self._calls.safely("get_stats", lambda: self._meter.take(self._guard.stats), None)
+        return self._calls.safely("get_stats", lambda: self._meter.take(self._backend.stats), None)
 
     def _report_poisoned(self) -> None:
         """Reopens the store, as a put failed because nothing more is written."""
