@@ -9,12 +9,13 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import json
 import os
 import shutil
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -138,8 +139,9 @@ def _run(part: str, cell: Cell, session: Session) -> dict[str, Any]:
         record |= {"ok": False, "error": f"{type(error).__name__}: {error}"}
     finally:
         there = shared_memory()
-        left = [f"{name} {there[name]}" for name in sorted(there.keys() - before.keys())]
-        clean_shared_memory()
+        names = sorted(there.keys() - before.keys())
+        left = [f"{name} {there[name]}" for name in names]
+        clean_shared_memory(names)
     record["took_s"] = round(time.monotonic() - started, 1)
     record["left_in_shared_memory"] = left
     say(f"{part}: {cell.name} took {record['took_s']} s{'' if record['ok'] else ', and FAILED'}")
@@ -147,18 +149,40 @@ def _run(part: str, cell: Cell, session: Session) -> dict[str, Any]:
 
 
 def shared_memory() -> dict[str, int]:
-    """Returns the bytes of the files in `/dev/shm`, by their names."""
+    """Returns the bytes of the files in `/dev/shm` that no process uses, by their names.
+
+    Those of engines that run are found by their names, so nobody else may remove one.
+    """
     found = {}
     for place in SHARED_MEMORY.iterdir() if SHARED_MEMORY.is_dir() else ():
         with contextlib.suppress(OSError):
             found[place.name] = place.stat().st_size
-    return found
+    # After they were listed: who made one of them had it open by then.
+    used = used_files() if found else set()
+    return {name: size for name, size in found.items() if name not in used}
 
 
-def clean_shared_memory() -> None:
-    """Removes the files of vLLM's CPU tier, of engines that have ended: they fill the memory."""
-    for place in SHARED_MEMORY.glob(_OF_VLLM):
-        if place.stat().st_uid == os.geteuid():
+def used_files() -> set[str]:
+    """Returns the names of the files in `/dev/shm` that a process has open or mapped."""
+    used: set[str] = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            for one in (process / "fd").iterdir():
+                with contextlib.suppress(OSError):
+                    used.add(one.readlink().name)
+        with contextlib.suppress(OSError):
+            for line in (process / "maps").read_text(errors="replace").splitlines():
+                _, found, name = line.partition(f"{SHARED_MEMORY}/")
+                if found:
+                    used.add(name)
+    return used
+
+
+def clean_shared_memory(names: Iterable[str]) -> None:
+    """Removes those files that are of vLLM's CPU tier: they fill the memory."""
+    for name in names:
+        place = SHARED_MEMORY / name
+        if fnmatch.fnmatch(name, _OF_VLLM) and place.stat().st_uid == os.geteuid():
             place.unlink(missing_ok=True)
 
 
