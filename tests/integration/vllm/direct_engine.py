@@ -117,24 +117,15 @@ class Engine:
 
     def ask(self, prompts: list[list[int]], answer_tokens: int = ANSWER_TOKENS) -> dict[str, Any]:
         """Asks at the same time; returns tokens, their log probabilities, and counters."""
-        from vllm import SamplingParams
-
-        sampling = SamplingParams(
-            temperature=0.0, max_tokens=answer_tokens, ignore_eos=True, logprobs=0, detokenize=False
-        )
         asked = [{"prompt_token_ids": prompt} for prompt in prompts]
-        return self._record(self._llm.generate(asked, sampling, use_tqdm=False))
+        outputs = self._llm.generate(asked, self._sampling(answer_tokens), use_tqdm=False)
+        return self._record(outputs)
 
     def ask_apart(
         self, prompts: list[list[int]], steps: int, answer_tokens: int = ANSWER_TOKENS
     ) -> dict[str, Any]:
         """As `ask`, each so many steps after the one before it, and with a higher priority."""
-        from vllm import SamplingParams
-
-        sampling = SamplingParams(
-            temperature=0.0, max_tokens=answer_tokens, ignore_eos=True, logprobs=0, detokenize=False
-        )
-        ended: dict[str, Any] = {}
+        sampling, ended = self._sampling(answer_tokens), dict[str, Any]()
 
         def step() -> None:
             ended.update({one.request_id: one for one in self._engine.step() if one.finished})
@@ -147,6 +138,14 @@ class Engine:
         while self._engine.has_unfinished_requests():
             step()
         return self._record([ended[name] for name in sorted(ended)])
+
+    @staticmethod
+    def _sampling(answer_tokens: int) -> Any:
+        from vllm import SamplingParams
+
+        return SamplingParams(
+            temperature=0.0, max_tokens=answer_tokens, ignore_eos=True, logprobs=0, detokenize=False
+        )
 
     def _record(self, outputs: list[Any]) -> dict[str, Any]:
         demo_engine.settle(self._llm, SETTLE_S)

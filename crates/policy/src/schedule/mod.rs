@@ -44,8 +44,8 @@ use self::phases::Phases;
 use self::queues::Queues;
 use self::window::{Departure, FlightWindow};
 
-/// Bytes per second of writes before one was measured: a slow disk.
-const UNKNOWN_WRITES: f64 = 100e6;
+/// Bytes per second before they were measured: a slow disk.
+const UNKNOWN_RATE: f64 = 100e6;
 /// How much reads slow down beside writes before that was measured.
 const UNKNOWN_INTERFERENCE: f64 = 0.5;
 /// Requests whose patience is over take one of so many parts of the time, as long as others are to go first.
@@ -100,6 +100,15 @@ impl Default for ScheduleRules {
     }
 }
 
+/// When a request has its turn that nobody waits for.
+#[derive(Clone, Copy, Debug)]
+enum Turn {
+    Now,
+    At(Nanos),
+    /// When something else happens.
+    Later,
+}
+
 /// A request in flight.
 #[derive(Clone, Copy, Debug)]
 struct Flight {
@@ -117,8 +126,8 @@ pub struct Schedule {
     rules: ScheduleRules,
     queues: Queues,
     flights: HashMap<u64, Flight>,
-    reads: FlightWindow,
-    writes: FlightWindow,
+    /// By direction.
+    windows: [FlightWindow; 2],
     /// When the next request whose patience is over may start, by direction; `None` while one is in flight.
     aged: [Option<Nanos>; 2],
     phases: Phases,
@@ -135,11 +144,10 @@ impl Schedule {
         Self {
             queues: Queues::new(rules.most_waiting, rules.most_bytes),
             flights: HashMap::new(),
-            reads: FlightWindow::new(least, most),
-            writes: FlightWindow::new(least, most),
+            windows: [FlightWindow::new(least, most), FlightWindow::new(least, most)],
             aged: [Some(Nanos(0)); 2],
             phases: Phases::new(rules.engines.0, rules.engines.1),
-            pace: WritePace::new(whole(UNKNOWN_WRITES)),
+            pace: WritePace::new(whole(UNKNOWN_RATE)),
             read_costs: [None; 2],
             rules,
         }
@@ -168,7 +176,7 @@ impl Schedule {
 
     /// An engine measured a step: its time over that of the same step without writes, as its model predicts it.
     pub fn note_step(&mut self, ratio: f64) {
-        if self.writes.in_flight() > 0 {
+        if self.in_flight(Direction::Write) > 0 {
             self.pace.note_step(ratio);
         }
     }
@@ -181,11 +189,9 @@ impl Schedule {
         if let Some(ask) = self.take_read() {
             return self.start(ask, false, now);
         }
-        let write = self.take_rest(now);
-        match write {
-            Ok(Some(ask)) => self.start(ask, false, now),
-            Ok(None) => self.wait(None, now),
-            Err(until) => self.wait(Some(until), now),
+        match self.take_rest(now) {
+            Ok(ask) => self.start(ask, false, now),
+            Err(turn) => self.wait(turn, now),
         }
     }
 
@@ -196,9 +202,9 @@ impl Schedule {
             let taken = flight.departure.taken(now);
             self.aged[flight.direction as usize] = Some(now.after(taken * (AGED_PART - 1)));
         }
-        let has_writes = self.writes.in_flight() > 0;
+        let has_writes = self.in_flight(Direction::Write) > 0;
         let Flight { departure, direction, is_mixed, .. } = flight;
-        self.window(direction).end(departure, now, is_done);
+        self.windows[direction as usize].end(departure, now, is_done);
         if direction == Direction::Read && is_done && is_mixed == has_writes {
             // A read beside writes for a part of its time says nothing.
             self.note_read(departure, is_mixed, now);
@@ -214,10 +220,7 @@ impl Schedule {
     /// Bytes in flight.
     #[must_use]
     pub fn in_flight(&self, direction: Direction) -> u64 {
-        match direction {
-            Direction::Read => self.reads.in_flight(),
-            Direction::Write => self.writes.in_flight(),
-        }
+        self.window(direction).in_flight()
     }
 
     /// The rate of reads beside writes over that of reads alone, as it was measured.
@@ -229,23 +232,22 @@ impl Schedule {
         }
     }
 
-    fn window(&mut self, direction: Direction) -> &mut FlightWindow {
-        match direction {
-            Direction::Read => &mut self.reads,
-            Direction::Write => &mut self.writes,
-        }
+    fn window(&self, direction: Direction) -> &FlightWindow {
+        &self.windows[direction as usize]
     }
 
     fn has_space(&self, ask: &Ask) -> bool {
-        match ask.direction {
-            Direction::Read => self.reads.has_space(ask.bytes),
-            Direction::Write => self.writes.has_space(ask.bytes),
-        }
+        self.window(ask.direction).has_space(ask.bytes)
+    }
+
+    /// The bytes per second of a direction, or those of a slow disk before they were measured.
+    fn rate(&self, direction: Direction) -> f64 {
+        self.window(direction).bytes_per_s().unwrap_or(UNKNOWN_RATE)
     }
 
     fn start(&mut self, ask: Ask, is_aged: bool, now: Nanos) -> Next {
-        let is_mixed = ask.direction == Direction::Read && self.writes.in_flight() > 0;
-        let departure = self.window(ask.direction).begin(ask.bytes, now);
+        let is_mixed = ask.direction == Direction::Read && self.in_flight(Direction::Write) > 0;
+        let departure = self.windows[ask.direction as usize].begin(ask.bytes, now);
         if is_aged {
             self.aged[ask.direction as usize] = None;
         }
@@ -282,8 +284,8 @@ impl Schedule {
             .then(|| self.queues.take(Class::Prefetch, Direction::Read))?
     }
 
-    /// The next request that nobody waits for; the moment from which on one may start.
-    fn take_rest(&mut self, now: Nanos) -> Result<Option<Ask>, Nanos> {
+    /// The next request that nobody waits for, or when it has its turn; no turn if none waits or fits.
+    fn take_rest(&mut self, now: Nanos) -> Result<Ask, Option<Turn>> {
         let class =
             if self.queues.waiting(Class::Save).0 > 0 { Class::Save } else { Class::Upkeep };
         // Reads of upkeep delay others less.
@@ -292,49 +294,43 @@ impl Schedule {
             if !self.has_space(&ask) {
                 continue;
             }
-            if let Some(until) = self.held_back(&ask, now) {
-                return Err(until);
-            }
-            return Ok(self.queues.take(class, direction));
+            return match self.turn(&ask, now) {
+                Turn::Now => self.queues.take(class, direction).ok_or(None),
+                later => Err(Some(later)),
+            };
         }
-        Ok(None)
+        Err(None)
     }
 
-    /// Until when the phase holds a request back that nobody waits for; `None` if it does not.
-    fn held_back(&mut self, ask: &Ask, now: Nanos) -> Option<Nanos> {
-        const OTHERS: Nanos = Nanos(u64::MAX);
+    /// When the phase lets a request start that nobody waits for.
+    fn turn(&mut self, ask: &Ask, now: Nanos) -> Turn {
         match self.phases.now(now) {
             Some(Phase::Prefill { slack }) => {
                 let taken = self.seconds_beside(ask) + self.rules.guard.as_secs_f64();
-                (taken > self.slack_s(slack, now)).then_some(OTHERS)
+                if taken > self.slack_s(slack, now) { Turn::Later } else { Turn::Now }
             }
             Some(Phase::Decode) => {
-                let most = self.writes.bytes_per_s().unwrap_or(UNKNOWN_WRITES);
-                self.pace.set_most(whole(most));
+                self.pace.set_most(whole(self.rate(Direction::Write)));
                 let wait = self.pace.wait(now);
-                (!wait.is_zero()).then(|| now.after(wait))
+                if wait.is_zero() { Turn::Now } else { Turn::At(now.after(wait)) }
             }
             Some(Phase::Idle) | None => {
                 let is_urged = ask.class == Class::Upkeep && self.queues.waiting(Class::Need).0 > 0;
-                is_urged.then_some(OTHERS)
+                if is_urged { Turn::Later } else { Turn::Now }
             }
         }
     }
 
     /// By how many seconds a request delays reads that run beside it, at most.
     fn seconds_beside(&self, ask: &Ask) -> f64 {
-        let rate = match ask.direction {
-            Direction::Write => self.writes.bytes_per_s(),
-            Direction::Read => self.reads.bytes_per_s(),
-        };
-        real(ask.bytes) / rate.unwrap_or(UNKNOWN_WRITES) * (1.0 - self.interference()).max(0.05)
+        real(ask.bytes) / self.rate(ask.direction) * (1.0 - self.interference()).max(0.05)
     }
 
     /// How many seconds all reads that engines wait for may be delayed: what the engine says, or less if one that waits
     /// is due earlier.
     fn slack_s(&self, slack: Duration, now: Nanos) -> f64 {
-        let rate = self.reads.bytes_per_s().unwrap_or(UNKNOWN_WRITES);
-        self.queues.laxity_s(rate, self.reads.in_flight(), now).min(slack.as_secs_f64())
+        let (rate, in_flight) = (self.rate(Direction::Read), self.in_flight(Direction::Read));
+        self.queues.laxity_s(rate, in_flight, now).min(slack.as_secs_f64())
     }
 
     fn note_read(&mut self, departure: Departure, is_mixed: bool, now: Nanos) {
@@ -343,15 +339,17 @@ impl Schedule {
         *known = Some(known.map_or(cost, |before| before + (cost - before) * NEWEST));
     }
 
-    /// Nothing starts now: until when.
-    fn wait(&self, until: Option<Nanos>, now: Nanos) -> Next {
-        let aged = self
-            .queues
-            .next_overdue(&self.rules.patience, |direction| self.aged[direction as usize]);
-        let phase = self.phases.next_end(now).filter(|_| until.is_some());
-        let until = until.filter(|until| *until != Nanos(u64::MAX));
-        let next =
-            [until, aged.map(|at| at.max(Nanos(now.0 + 1))), phase].into_iter().flatten().min();
+    /// Nothing starts now: until when. A request that the phase holds back may start when that ends.
+    fn wait(&self, held_back: Option<Turn>, now: Nanos) -> Next {
+        let may_start_from = |direction: Direction| self.aged[direction as usize];
+        let overdue = self.queues.next_overdue(&self.rules.patience, may_start_from);
+        let overdue = overdue.map(|at| at.max(now.after(Duration::from_nanos(1))));
+        let phase_end = self.phases.next_end(now).filter(|_| held_back.is_some());
+        let turn = match held_back {
+            Some(Turn::At(at)) => Some(at),
+            _ => None,
+        };
+        let next = [turn, overdue, phase_end].into_iter().flatten().min();
         next.map_or(Next::Wait, Next::WaitUntil)
     }
 }
