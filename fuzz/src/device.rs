@@ -95,7 +95,7 @@ impl Source for MemoryDevice {
     }
 
     fn geometry(&self) -> Geometry {
-        Geometry { memory_align: 1, engine: "memory", direct: false }
+        Geometry { memory_align: 1, engine: "memory", direct: false, places: 64 }
     }
 }
 

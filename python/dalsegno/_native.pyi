@@ -1340,6 +1340,34 @@ class Store:
             UnavailableError: This is a forked child.
         """
 
+    def set_phase(
+        self,
+        engine: int,
+        phase: Literal["prefill", "decode", "idle"],
+        *,
+        slack_s: float = 0.0,
+        steps: Sequence[float] = [],
+    ) -> None:
+        """An engine of this process says what it does from now on.
+
+        Reads that engines wait for go first. Saves and upkeep start when they delay none of them:
+        in ``"prefill"`` if they take no longer than the slack, in ``"decode"`` at a pace that steps
+        allow, otherwise at once. What an engine says holds for five seconds. Never waits: while a
+        server is away or busy, nothing is said.
+
+        Args:
+            engine: Number of the engine in this process.
+            phase: ``"prefill"``, ``"decode"`` or ``"idle"``.
+            slack_s: Seconds that the next reads can be late without delaying a step of prefill; 0
+                if they are late already.
+            steps: How long the steps since the last call took, each over the same step beside no
+                write. They set the pace of ``"decode"``; a server takes the last 64.
+
+        Raises:
+            InvalidError: The phase is unknown, or the slack is negative or not a number.
+            ClosedError: The store is closed.
+        """
+
     def namespace(
         self,
         fields: Mapping[str, str],

@@ -15,7 +15,6 @@ class MergingStats(TypedDict):
     merges: int  # extents that were made of several others
     merged_extents: int  # extents that became part of another one
     merged_bytes: int  # bytes of blocks that merging rewrote
-    deferrals: int  # times that merging yielded to reads
     skipped_no_room: int  # merges postponed because the log had no free space
     skipped_changed: int  # merges abandoned because blocks were removed, dropped or moved meanwhile
     skipped_damaged: int  # merges abandoned because stored bytes were damaged
@@ -43,6 +42,32 @@ class DeviceStats(TypedDict):
     write_suspensions: int  # times that writes were suspended
     refused_requests: int  # requests refused while a direction was suspended
     owed_requests: int  # gauge: requests in flight that the device has not completed
+
+
+class ClassStats(TypedDict):
+    """The requests of a class."""
+
+    waiting: int  # gauge: requests that wait for their turn
+    waiting_bytes: int  # gauge: their bytes
+    started: int  # requests that started
+    aged: int  # requests that started because they had waited for long enough
+    refused: int  # requests refused because too many of the class waited
+
+
+class ScheduleStats(TypedDict):
+    """In which order requests to the device start, and why."""
+
+    # gauge: what the most urgent engine does; ``"unknown"`` if no engine says so
+    phase: Literal["prefill", "decode", "idle", "unknown"]
+    engines: int  # gauge: engines that say what they do
+    need: ClassStats  # what engines wait for
+    prefetch: ClassStats  # what engines are about to need
+    save: ClassStats  # what engines have computed, and the space for it
+    upkeep: ClassStats  # merging, scrubbing, the index
+    read_window_bytes: int  # gauge: bytes of reads in flight that keep the device busy
+    write_window_bytes: int  # gauge: the same of writes
+    decode_pace_bytes_per_s: int  # gauge: the pace of saves and upkeep while engines decode
+    interference: float  # gauge: the rate of reads beside writes over that of reads alone
 
 
 class CodecStats(TypedDict):
@@ -259,6 +284,7 @@ class Stats(TypedDict):
     capacity_bytes: int  # gauge: most disk space
     poisoned: bool  # gauge: whether a failed sync has stopped all writes
     device: DeviceStats  # health of the device
+    schedule: ScheduleStats  # in which order requests to the device start, and why
     io_engine: str  # I/O engine of the files: ``"uring"`` or ``"psync"``
     io_direct: bool  # whether requests bypass the page cache
     index: IndexStats | None  # the on-disk index; ``None`` for an in-memory index

@@ -205,7 +205,6 @@ def report(
         "cpu_s": round(figures["on"].cpu_s, 2),
         "cpu_s_off": round(figures["off"].cpu_s, 2),
         "merges": facts["merges"],
-        "deferrals": facts["deferrals"],
         "files": facts["files"],
         "load": load,
     }

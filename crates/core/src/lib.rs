@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod choices;
+mod class;
 mod clock;
 mod compression;
 mod config;
@@ -21,6 +22,7 @@ mod tier;
 mod units;
 
 pub use choices::{Admission, DramAdmission, Durability, EngineChoice, FarWrite, IndexChoice};
+pub use class::Class;
 pub use clock::{Clock, Deadline, ManualClock, Nanos};
 pub use compression::{Compression, MAX_ELEMENT_BYTES, MAX_EXTENT_UNITS, MAX_UNIT_BYTES};
 pub use config::{Config, MIN_SEGMENTS, may_be_segment_bytes};

@@ -13,10 +13,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use dalsegno_core::{Clock, Deadline, EngineChoice};
+use dalsegno_core::{Class, Clock, Deadline, EngineChoice};
 use dalsegno_io::{
-    BufferPool, Class, Completion, Device, DirectoryOptions, FileId, LocalDirectory, Memory,
-    OpenMode, Operation, Request, Source, SystemClock,
+    BufferPool, Completion, Device, DirectoryOptions, FileId, LocalDirectory, Memory, OpenMode,
+    Operation, Purpose, Request, Source, SystemClock,
 };
 
 const FILE: &str = "raw.bin";
@@ -143,7 +143,7 @@ fn request(
 ) -> Request {
     Request {
         operation,
-        class: Class::Foreground,
+        purpose: Purpose::of(Class::Need),
         file,
         offset,
         memory,

@@ -12,10 +12,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
-use dalsegno_core::{Clock, Deadline, Stopped};
+use dalsegno_core::{Class, Clock, Deadline, Stopped};
 
 use crate::error::IoError;
-use crate::request::Class;
+use crate::request::Purpose;
 
 /// How often a wait checks whether its call was cancelled.
 pub const CANCEL_POLL: Duration = Duration::from_millis(10);
@@ -40,8 +40,8 @@ impl Cancel {
 /// What holds for one call, whatever it waits for.
 #[derive(Clone, Debug)]
 pub struct Call {
-    /// Whether a caller waits.
-    pub class: Class,
+    /// What its requests are for.
+    pub purpose: Purpose,
     /// When the call ends.
     pub deadline: Deadline,
     /// Ends the call early; `None` if nothing may.
@@ -49,16 +49,10 @@ pub struct Call {
 }
 
 impl Call {
-    /// A caller waits, without a deadline.
+    /// Without a deadline, and not refusable.
     #[must_use]
-    pub fn foreground() -> Self {
-        Self { class: Class::Foreground, deadline: Deadline::Never, cancel: None }
-    }
-
-    /// Background work, without a deadline.
-    #[must_use]
-    pub fn background() -> Self {
-        Self { class: Class::Background, ..Self::foreground() }
+    pub fn of(class: Class) -> Self {
+        Self { purpose: Purpose::of(class), deadline: Deadline::Never, cancel: None }
     }
 
     /// Sets the deadline.
@@ -157,7 +151,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     fn within(time: Duration, clock: &ManualClock) -> Call {
-        Call::foreground().until(Deadline::At(clock.now().after(time)))
+        Call::of(Class::Need).until(Deadline::At(clock.now().after(time)))
     }
 
     #[test]
@@ -171,7 +165,7 @@ mod tests {
         assert_eq!(call.check(&clock), Err(Stopped::Deadline));
         cancel.cancel();
         assert_eq!(call.check(&clock), Err(Stopped::Cancelled));
-        assert_eq!(Call::background().timeout(&clock), Ok(None));
+        assert_eq!(Call::of(Class::Upkeep).timeout(&clock), Ok(None));
     }
 
     #[test]
@@ -184,7 +178,7 @@ mod tests {
         let late = over.receive(&values, &clock);
         assert!(matches!(late, Err(IoError::Stopped(Stopped::Deadline))));
         drop(sender);
-        let gone = Call::background().receive(&values, &clock);
+        let gone = Call::of(Class::Upkeep).receive(&values, &clock);
         assert!(matches!(gone, Err(IoError::Closed)));
     }
 }

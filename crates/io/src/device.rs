@@ -1,7 +1,7 @@
 //! The traits [`Source`] and [`Device`]: the only way to files for the crates above, so that a simulation can replace
 //! real files.
 
-use crate::{CallRing, FileId, IoError, Request};
+use crate::{CallRing, FileId, IoError, Operation, Request};
 
 /// How to open a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +55,8 @@ pub struct Geometry {
     pub engine: &'static str,
     /// Whether requests bypass the page cache.
     pub direct: bool,
+    /// Requests of one direction that it works on at a time. It keeps others waiting in the order of submission.
+    pub places: usize,
 }
 
 /// What moves bytes between files and memory. Reading and writing extents needs no more of a device, so that a tier
@@ -76,6 +78,13 @@ pub trait Source: Send + Sync + std::fmt::Debug {
     fn submit_on(&self, ring: &mut CallRing, request: Request) {
         let _ = ring;
         self.submit(vec![request]);
+    }
+
+    /// Whether it has what keeps it busy with reads, or with writes, so that a call with requests in flight gains
+    /// nothing from more.
+    fn is_full(&self, operation: Operation) -> bool {
+        let _ = operation;
+        false
     }
 
     /// What the device requires of memory, and which engine serves it.

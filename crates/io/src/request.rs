@@ -4,7 +4,7 @@ use std::any::Any;
 use std::sync::Arc;
 
 use crossbeam_channel::Sender;
-use dalsegno_core::{Deadline, SECTOR_BYTES};
+use dalsegno_core::{Class, Deadline, Nanos, SECTOR_BYTES};
 
 use crate::{IoError, Memory};
 
@@ -35,13 +35,23 @@ impl Operation {
     }
 }
 
-/// Who waits for a request. The engine's queue orders requests by it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Class {
-    /// An inference engine waits.
-    Foreground,
-    /// Nobody waits: eviction, verification, recovery.
-    Background,
+/// What a request is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Purpose {
+    /// Who waits.
+    pub class: Class,
+    /// When an engine needs it; `None` for as soon as possible.
+    pub due: Option<Nanos>,
+    /// Whether it may be refused while the device is suspended. Work that must not be left half-way may not.
+    pub is_refusable: bool,
+}
+
+impl Purpose {
+    /// Of a class, as soon as possible, and not refusable.
+    #[must_use]
+    pub fn of(class: Class) -> Self {
+        Self { class, due: None, is_refusable: false }
+    }
 }
 
 /// Observes how requests end.
@@ -64,8 +74,8 @@ impl Watch for WatchPair {
 pub struct Request {
     /// What to do.
     pub operation: Operation,
-    /// Who waits.
-    pub class: Class,
+    /// What it is for.
+    pub purpose: Purpose,
     /// The file.
     pub file: FileId,
     /// First byte in the file, a multiple of the sector.
@@ -185,7 +195,7 @@ mod tests {
         let (reply, completions) = crossbeam_channel::unbounded();
         let mut request = Request {
             operation: Operation::Sync,
-            class: Class::Foreground,
+            purpose: Purpose::of(Class::Need),
             file: FileId(1),
             offset: 0,
             memory: Vec::new(),

@@ -96,7 +96,7 @@ impl Log {
         checkpoint: impl FnOnce(StoreId) -> Option<Vec<u8>>,
     ) -> Result<(Self, Recovered), LogError> {
         let limits = &options.limits;
-        let bounds = IoBounds::local(limits.io_depth, limits.io_request_bytes);
+        let bounds = IoBounds { depth: limits.io_depth, request_bytes: limits.io_request_bytes };
         let device = LogDevice::new(DeviceIo::new(device, clock, pool, bounds), options.read_only);
         let segment_bytes = limits.segment_bytes;
         let new = StoreHeader { store: new_store, segment_bytes, is_compressed: false };

@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use dalsegno_core::{Durability, Extent, StoreId};
+use dalsegno_core::{Class, Durability, Extent, StoreId};
 use dalsegno_extent::format::{NewExtent, RecordHeader};
 use dalsegno_extent::{
     CompressedExtent, HeaderCache, HeaderName, RecordWrite, VerifiedHeader, into_slices,
@@ -174,7 +174,7 @@ impl Writer {
         match self.durability {
             Durability::Batch => Ok(()),
             Durability::None => {
-                appended.pin.sync(&self.device.syncer, &Call::background()).map_err(|why| {
+                appended.pin.sync(&self.device.syncer, &Call::of(Class::Save)).map_err(|why| {
                     self.segments.doubt(&appended.extent);
                     why.into()
                 })

@@ -1,14 +1,15 @@
 //! `Store`.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use dalsegno_serve::Handle;
-use dalsegno_store::{Compression, Config, KvLayout, Namespace, RegisterOptions};
+use dalsegno_store::{Compression, Config, KvLayout, Namespace, Phase, RegisterOptions};
 use pyo3::prelude::*;
 use pyo3::types::PyMapping;
 
 use crate::arguments::{LocalPath, Number};
-use crate::errors::OrRaise;
+use crate::errors::{InvalidError, OrRaise};
 use crate::json::to_python;
 use crate::log;
 use crate::namespace::PyNamespace;
@@ -69,6 +70,54 @@ impl PyStore {
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         self.store.check_process().or_raise()?;
         to_python(py, &py.detach(|| self.store.stats()))
+    }
+
+    /// An engine of this process says what it does from now on.
+    ///
+    /// Reads that engines wait for go first. Saves and upkeep start when they delay none of them:
+    /// in ``"prefill"`` if they take no longer than the slack, in ``"decode"`` at a pace that steps
+    /// allow, otherwise at once. What an engine says holds for five seconds. Never waits: while a
+    /// server is away or busy, nothing is said.
+    ///
+    /// Args:
+    ///     engine: Number of the engine in this process.
+    ///     phase: ``"prefill"``, ``"decode"`` or ``"idle"``.
+    ///     slack_s: Seconds that the next reads can be late without delaying a step of prefill; 0
+    ///         if they are late already.
+    ///     steps: How long the steps since the last call took, each over the same step beside no
+    ///         write. They set the pace of ``"decode"``; a server takes the last 64.
+    ///
+    /// Raises:
+    ///     InvalidError: The phase is unknown, or the slack is negative or not a number.
+    ///     ClosedError: The store is closed.
+    #[expect(clippy::needless_pass_by_value, reason = "Python's arguments are extracted by value")]
+    #[pyo3(signature = (engine, phase, *, slack_s=0.0, steps=Vec::new()),
+        text_signature = "($self, engine, phase, *, slack_s=0.0, steps=[])")]
+    fn set_phase(
+        &self,
+        engine: Number<u64>,
+        phase: &str,
+        slack_s: f64,
+        steps: Vec<f64>,
+    ) -> PyResult<()> {
+        let phase = match phase {
+            "prefill" => {
+                let slack = Duration::try_from_secs_f64(slack_s).map_err(|_| {
+                    InvalidError::new_err(format!(
+                        "slack_s must be a number of seconds, at least 0; it is {slack_s}"
+                    ))
+                })?;
+                Phase::Prefill { slack }
+            }
+            "decode" => Phase::Decode,
+            "idle" => Phase::Idle,
+            other => {
+                return Err(InvalidError::new_err(format!(
+                    "phase must be \"prefill\", \"decode\" or \"idle\"; it is {other:?}"
+                )));
+            }
+        };
+        self.store.set_phase(engine.named("engine")?, phase, &steps).or_raise()
     }
 
     /// Opens the namespace of an identity and a shape.

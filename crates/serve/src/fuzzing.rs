@@ -73,6 +73,7 @@ pub fn messages(namespace: &Namespace) -> Vec<Vec<u8>> {
         Request::Take { limit: 9 },
         Request::Waiting,
         Request::Window,
+        Request::Phase { engine: 1, phase: 0, slack_ns: 5_000_000, steps: vec![1_000, 1_050] },
         Request::Put {
             namespace: id,
             first: 0,

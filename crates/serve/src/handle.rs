@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use dalsegno_core::{ChainHash, Config, Error, ErrorKind, Namespace, NamespaceId, Result, StoreId};
 use dalsegno_store::{
-    GetReport, Keep, LayerSpan, LayerWriter, Lease, Load, LoadTarget, Located, Memory, PagedBlocks,
-    Put, PutReport, Region, RegisterOptions, RemovalWatch, Removals, Scope, Store, Terms, Transfer,
-    absolute,
+    EngineId, GetReport, Keep, LayerSpan, LayerWriter, Lease, Load, LoadTarget, Located, Memory,
+    PagedBlocks, Phase, Put, PutReport, Region, RegisterOptions, RemovalWatch, Removals, Scope,
+    Store, Terms, Transfer, absolute,
 };
 
 use crate::client::{Client, ServedLease, ServedWatch};
@@ -92,6 +92,16 @@ impl Handle {
         match self {
             Self::Here(store) => serde_json::to_value(store.stats()).expect("plain fields"),
             Self::Served(client) => client.stats(),
+        }
+    }
+
+    /// See [`Store::set_phase`]; `engine` is the number of an engine in this process.
+    pub fn set_phase(&self, engine: u64, phase: Phase, steps: &[f64]) -> Result<()> {
+        match self {
+            Self::Here(store) => {
+                store.set_phase(EngineId { process: 0, number: engine }, phase, steps)
+            }
+            Self::Served(client) => client.set_phase(engine, phase, steps),
         }
     }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use dalsegno_arena::Stamp;
 use dalsegno_core::{ChainHash, Error, ErrorKind, NamespaceId};
-use dalsegno_store::{BlockTier, Cause, Located, Outcome, PutOutcome};
+use dalsegno_store::{BlockTier, Cause, Located, Outcome, Phase, PutOutcome};
 use serde::{Deserialize, Serialize};
 
 /// The version that this build speaks.
@@ -22,6 +22,8 @@ pub(crate) const OLDEST_VERSION: u32 = 1;
 pub(crate) const WINDOW_HEADER_BYTES: usize = 4096;
 /// Most bytes of a frame.
 pub(crate) const MOST_FRAME_BYTES: usize = 1 << 20;
+/// Most steps of a message.
+pub(crate) const MOST_STEPS: usize = 64;
 /// Most hashes of a frame.
 pub(crate) const MOST_HASHES: usize = 4096;
 
@@ -72,6 +74,9 @@ pub(crate) enum Request {
     Take { limit: u32 },
     /// How many removals wait. Answer: [`Reply::Count`].
     Waiting,
+    /// What an engine of the process does from now on: 0 for prefill, 1 for decode, 2 for nothing; and how long its
+    /// last steps took, in thousandths of what they take beside no write. There is no answer.
+    Phase { engine: u64, phase: u8, slack_ns: u64, steps: Vec<u32> },
 }
 
 /// What is asked about hashes.
@@ -132,6 +137,24 @@ pub(crate) struct Malformed(pub(crate) &'static str);
 /// Encodes a message without its tail, which follows.
 pub(crate) fn encode<M: Serialize>(message: &M) -> Vec<u8> {
     postcard::to_allocvec(message).expect("messages have no types that postcard lacks")
+}
+
+/// The message of what an engine does.
+pub(crate) fn phase_message(engine: u64, phase: Phase, steps: &[f64]) -> Vec<u8> {
+    let (phase, slack) = match phase {
+        Phase::Prefill { slack } => (0, slack),
+        Phase::Decode => (1, Duration::ZERO),
+        Phase::Idle => (2, Duration::ZERO),
+    };
+    let slack_ns = u64::try_from(slack.as_nanos()).unwrap_or(u64::MAX);
+    let thousandths = |ratio: &f64| Duration::try_from_secs_f64(*ratio).map_or(0, in_thousandths);
+    let steps = steps.iter().map(thousandths).collect();
+    encode(&Request::Phase { engine, phase, slack_ns, steps })
+}
+
+/// A ratio that is given as seconds, in thousandths.
+fn in_thousandths(ratio: Duration) -> u32 {
+    u32::try_from(ratio.as_millis()).unwrap_or(u32::MAX)
 }
 
 /// Decodes a message, and returns its tail.

@@ -309,7 +309,12 @@ impl Source for SimDevice {
     }
 
     fn geometry(&self) -> Geometry {
-        Geometry { memory_align: self.options.memory_align, engine: "sim", direct: true }
+        Geometry {
+            memory_align: self.options.memory_align,
+            engine: "sim",
+            direct: true,
+            places: 64,
+        }
     }
 }
 

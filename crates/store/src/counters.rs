@@ -40,7 +40,6 @@ pub(crate) struct MergeCounters {
     pub(crate) merges: AtomicU64,
     pub(crate) extents: AtomicU64,
     pub(crate) bytes: AtomicU64,
-    pub(crate) deferrals: AtomicU64,
     pub(crate) no_space: AtomicU64,
     pub(crate) changed: AtomicU64,
     pub(crate) damaged: AtomicU64,
@@ -56,8 +55,6 @@ pub struct MergeStats {
     pub merged_extents: u64,
     /// Bytes of blocks that this wrote again.
     pub merged_bytes: u64,
-    /// How often it yielded to a read.
-    pub deferrals: u64,
     /// Merges left for later because the log had no free space.
     pub skipped_no_room: u64,
     /// Merges abandoned because blocks were removed, evicted or moved meanwhile.
@@ -110,7 +107,6 @@ impl MergeCounters {
             merges: get(&self.merges),
             merged_extents: get(&self.extents),
             merged_bytes: get(&self.bytes),
-            deferrals: get(&self.deferrals),
             skipped_no_room: get(&self.no_space),
             skipped_changed: get(&self.changed),
             skipped_damaged: get(&self.damaged),

@@ -57,7 +57,8 @@ pub use dalsegno_io::{
     Backing, CopyMark, Lender, LineQueue, Memory, PagePart, PageShape, PagedBlocks, PagedMemory,
     Region, StopSignal, StreamPoint, flush_lines, lend,
 };
-pub use device::DeviceStats;
+pub use dalsegno_policy::schedule::{EngineId, Phase};
+pub use device::{ClassStats, DeviceStats, ScheduleStats};
 pub use error::{absolute, forked, no_thread};
 pub use far::stats::FarStats;
 pub use jobs::transfers::{Direction, MAX_CALLBACKS, Transfer, TransferLanes, TransferState};

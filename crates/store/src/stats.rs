@@ -4,7 +4,7 @@ use dalsegno_log::LogStatsView;
 use serde::Serialize;
 
 use crate::counters::{MergeStats, ScrubStats};
-use crate::device::DeviceStats;
+use crate::device::{DeviceStats, ScheduleStats};
 use crate::far::stats::FarStats;
 use crate::tuning::tuner::IndexStats;
 
@@ -85,6 +85,8 @@ pub struct Stats {
     pub poisoned: bool,
     /// Whether the device responds.
     pub device: DeviceStats,
+    /// In which order requests to the device start, and why.
+    pub schedule: ScheduleStats,
     /// Which I/O engine serves the files.
     pub io_engine: &'static str,
     /// Whether requests bypass the page cache.

@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use dalsegno_core::{Clock, Deadline};
-use dalsegno_io::{Call, Class};
+use dalsegno_core::{Class, Clock, Deadline};
+use dalsegno_io::{Call, Purpose};
 
 pub use dalsegno_io::Cancel;
 
@@ -25,12 +25,22 @@ impl Terms {
         Self { timeout: Some(timeout), cancel: None }
     }
 
-    /// The call that begins now by this clock. A client of a server has a clock of its own.
+    /// The call that begins now by this clock, for which an engine waits. A client of a server has a clock of its own.
     #[must_use]
     pub fn call(&self, clock: &dyn Clock) -> Call {
+        self.call_of(Class::Need, clock)
+    }
+
+    /// A call that begins now by this clock.
+    #[must_use]
+    pub fn call_of(&self, class: Class, clock: &dyn Clock) -> Call {
         let deadline = self
             .timeout
             .map_or(Deadline::Never, |timeout| Deadline::At(clock.now().after(timeout)));
-        Call { class: Class::Foreground, deadline, cancel: self.cancel.clone() }
+        Call {
+            purpose: Purpose { is_refusable: true, ..Purpose::of(class) },
+            deadline,
+            cancel: self.cancel.clone(),
+        }
     }
 }

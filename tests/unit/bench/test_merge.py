@@ -19,7 +19,7 @@ def test_a_ratio_compares_parts_that_ran_next_to_each_other() -> None:
         "on": {"lineages": 2, "extents": 5, "most_extents": 4},
         "off": {"lineages": 2, "extents": 400, "most_extents": 200},
     }
-    facts = {"merged_bytes": 110, "put_bytes": 100, "merges": 7, "deferrals": 3, "files": 9}
+    facts = {"merged_bytes": 110, "put_bytes": 100, "merges": 7, "files": 9}
     # A slow part of both changes no ratio.
     both = {"on": figures([1.0, 60.0, 3.0]), "off": figures([2.0, 50.0, 3.0])}
     result = bench.report(both, counts, facts, [0.5, 1.5])

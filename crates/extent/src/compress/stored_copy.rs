@@ -3,7 +3,7 @@
 //! Every unit is compared with its checksum; nothing is decompressed. The checksums of slices are copied along, so a
 //! reader of the copy verifies the bytes that were put.
 
-use dalsegno_core::{Extent, StoreId};
+use dalsegno_core::{Class, Extent, StoreId};
 use dalsegno_io::{Call, IoError, Memory};
 
 use super::compressor::CompressedExtent;
@@ -61,7 +61,7 @@ fn read_range(
     bytes: &mut [u8],
 ) -> Result<(), IoError> {
     for part in bytes.chunks_mut(io.pool.largest()) {
-        read_at(io, pinned.file, offset, part, &Call::background())?;
+        read_at(io, pinned.file, offset, part, &Call::of(Class::Save))?;
         offset += part.len() as u64;
     }
     Ok(())

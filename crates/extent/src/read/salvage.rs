@@ -12,7 +12,7 @@
 use std::collections::HashMap;
 
 use dalsegno_core::Stopped;
-use dalsegno_io::{Class, Completion, FileId, IoError, Memory, Operation, Request};
+use dalsegno_io::{Completion, FileId, IoError, Memory, Operation, Purpose, Request};
 
 use super::read_pump::{ReadPump, is_of_device};
 use super::units::gather;
@@ -114,8 +114,7 @@ impl Salvage<'_, '_> {
         Ok(is_readable)
     }
 
-    /// Reads in the background class, which is not refused while reads are suspended: the bad region itself may have
-    /// suspended them.
+    /// A read that is not refused while reads are suspended: the bad region itself may have suspended them.
     fn read_first_sector(
         &mut self,
         file: FileId,
@@ -125,7 +124,8 @@ impl Salvage<'_, '_> {
         let memory = vec![self.staging(SECTOR)?];
         let guard = Some(self.pinned_of(part).guard.clone());
         let request = self.pump.pump.request(Operation::Read, file, 0, memory);
-        self.pump.pump.submit(Request { class: Class::Background, guard, ..request });
+        let purpose = Purpose { is_refusable: false, ..request.purpose };
+        self.pump.pump.submit(Request { purpose, guard, ..request });
         Ok((self.next)(&mut self.pump.pump)?.result)
     }
 

@@ -6,7 +6,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::Clock;
+use dalsegno_core::{Class, Clock};
 use dalsegno_io::{BufferPool, Call, Device, FileId, Source};
 
 use super::plan::{DirectUse, PlanRules};
@@ -15,10 +15,6 @@ use crate::stats::TransferStats;
 /// Operations that no caller started fail after this long, so that no caller waits forever for a device that hangs.
 pub const OWN_LIMIT: Duration = Duration::from_secs(60);
 
-/// Bytes in flight that saturate a local device: one of 7 GB/s moves them in half a millisecond. More buffers would
-/// evict each other from the CPU caches.
-const BUSY_BYTES: usize = 4 << 20;
-
 /// How much one call may have in flight.
 #[derive(Clone, Copy, Debug)]
 pub struct IoBounds {
@@ -26,16 +22,6 @@ pub struct IoBounds {
     pub depth: u32,
     /// Bytes of one request.
     pub request_bytes: u64,
-    /// Bytes of one call from which it adds no request, once it has two or more.
-    pub busy_bytes: usize,
-}
-
-impl IoBounds {
-    /// Bounds for a device of this host, which few megabytes in flight saturate.
-    #[must_use]
-    pub fn local(depth: u32, request_bytes: u64) -> Self {
-        Self { depth, request_bytes, busy_bytes: BUSY_BYTES }
-    }
 }
 
 /// A source of bytes with its clock, its staging buffers and the counters of transfers.
@@ -120,10 +106,10 @@ impl SourceIo {
         }
     }
 
-    /// The terms of operations that no caller started: in the background, for at most [`OWN_LIMIT`].
+    /// The terms of operations that no caller started, but that saves may wait for: at most [`OWN_LIMIT`].
     #[must_use]
     pub fn own_call(&self) -> Call {
-        let call = Call::background();
+        let call = Call::of(Class::Save);
         let limit = call.at_most(OWN_LIMIT, self.clock.as_ref());
         call.until(limit)
     }
@@ -135,6 +121,6 @@ const OFFLINE_DEPTH: u32 = 8;
 /// The device of a store that nobody has open.
 #[must_use]
 pub fn offline_io(device: Arc<dyn Device>, clock: Arc<dyn Clock>, pool: BufferPool) -> DeviceIo {
-    let bounds = IoBounds::local(OFFLINE_DEPTH, pool.largest() as u64);
+    let bounds = IoBounds { depth: OFFLINE_DEPTH, request_bytes: pool.largest() as u64 };
     DeviceIo::new(device, clock, pool, bounds)
 }

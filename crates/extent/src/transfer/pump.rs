@@ -1,17 +1,15 @@
 //! Keeps a bounded number of a call's requests in flight.
 //!
-//! 1. At most `depth` requests of one read are in flight; a call may have several reads. Once two or more of them hold
-//!    `busy_bytes` together, the pump adds none, because the device is saturated.
+//! 1. At most `depth` requests of one read are in flight; a call may have several reads. With two or more of them, the
+//!    pump adds none while the source is full.
 //! 2. A read that waits for a staging buffer has nothing in flight and holds no other buffer, so reads cannot starve
 //!    each other. The wait is bounded whatever the call's deadline, because a device that hangs may hold all buffers.
 
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Select, Sender, unbounded};
-use dalsegno_core::{Deadline, Stopped};
-use dalsegno_io::{
-    CANCEL_POLL, Call, CallRing, Class, Completion, FileId, Memory, Operation, Request,
-};
+use dalsegno_core::{Class, Deadline, Stopped};
+use dalsegno_io::{CANCEL_POLL, Call, CallRing, Completion, FileId, Memory, Operation, Request};
 
 use super::device_io::SourceIo;
 
@@ -24,32 +22,29 @@ pub(crate) const LOOK: Duration = Duration::from_millis(2);
 pub(crate) struct Pump<'a> {
     io: &'a SourceIo,
     call: &'a Call,
+    /// What most of its requests do.
+    operation: Operation,
     in_flight: u32,
-    in_flight_bytes: usize,
-    /// Only for foreground calls: background work gains nothing from a ring of its own.
+    /// None for upkeep, which gains nothing from a ring of its own.
     ring: Option<CallRing>,
-    /// Bytes in flight from which the pump adds no request.
-    busy_bytes: usize,
+    /// Whether to add requests to a full source, too.
+    is_eager: bool,
     sender: Sender<Completion>,
     // The type is unbounded; `depth` bounds its contents.
     receiver: Receiver<Completion>,
 }
 
-fn bytes_of(memory: &[Memory]) -> usize {
-    memory.iter().map(Memory::len).sum()
-}
-
 impl<'a> Pump<'a> {
     pub(crate) fn new(io: &'a SourceIo, call: &'a Call) -> Self {
         let (sender, receiver) = unbounded();
-        let ring = if call.class == Class::Foreground { io.source.call_ring() } else { None };
+        let ring = if call.purpose.class == Class::Upkeep { None } else { io.source.call_ring() };
         Self {
             io,
             call,
+            operation: Operation::Read,
             in_flight: 0,
-            in_flight_bytes: 0,
             ring,
-            busy_bytes: io.bounds.busy_bytes,
+            is_eager: false,
             sender,
             receiver,
         }
@@ -57,13 +52,12 @@ impl<'a> Pump<'a> {
 
     /// For writes. A call that writes from its own memory has no other bound than the depth.
     pub(crate) fn for_writes(io: &'a SourceIo, call: &'a Call) -> Self {
-        let busy_bytes = if call.must_stage() { io.bounds.busy_bytes } else { usize::MAX };
-        Self { busy_bytes, ..Self::new(io, call) }
+        Self { is_eager: !call.must_stage(), operation: Operation::Write, ..Self::new(io, call) }
     }
 
     pub(crate) fn can_submit(&self) -> bool {
-        let is_busy = self.in_flight >= 2 && self.in_flight_bytes >= self.busy_bytes;
-        self.in_flight < self.io.bounds.depth && !is_busy
+        let waits = self.in_flight >= 2 && !self.is_eager && self.io.source.is_full(self.operation);
+        self.in_flight < self.io.bounds.depth && !waits
     }
 
     pub(crate) fn is_idle(&self) -> bool {
@@ -80,7 +74,7 @@ impl<'a> Pump<'a> {
     ) -> Request {
         Request {
             operation,
-            class: self.call.class,
+            purpose: self.call.purpose,
             file,
             offset,
             memory,
@@ -93,15 +87,12 @@ impl<'a> Pump<'a> {
     }
 
     pub(crate) fn submit(&mut self, request: Request) {
-        assert!(self.can_submit(), "more requests than the depth");
+        assert!(self.in_flight < self.io.bounds.depth, "more requests than the depth");
         request.check();
         self.in_flight += 1;
-        self.in_flight_bytes += bytes_of(&request.memory);
         match &mut self.ring {
-            Some(ring) if request.class == Class::Foreground => {
-                self.io.source.submit_on(ring, request);
-            }
-            _ => self.io.source.submit(vec![request]),
+            Some(ring) => self.io.source.submit_on(ring, request),
+            None => self.io.source.submit(vec![request]),
         }
     }
 
@@ -186,7 +177,6 @@ impl<'a> Pump<'a> {
 
     fn completed(&mut self, completion: Completion) -> Completion {
         self.in_flight -= 1;
-        self.in_flight_bytes -= bytes_of(&completion.memory);
         completion
     }
 

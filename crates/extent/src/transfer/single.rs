@@ -1,8 +1,8 @@
 //! Transfers of one request, through a staging buffer.
 
 use crossbeam_channel::bounded;
-use dalsegno_core::Deadline;
-use dalsegno_io::{Call, Class, Completion, FileId, IoError, OpenMode, Operation, Request};
+use dalsegno_core::{Class, Deadline};
+use dalsegno_io::{Call, Completion, FileId, IoError, OpenMode, Operation, Purpose, Request};
 
 use super::device_io::{DeviceIo, PinnedFile, SourceIo};
 use super::pump::Pump;
@@ -38,8 +38,8 @@ pub fn write_at(
 
 /// Makes completed writes of a file durable. The caller decides what a failure means.
 pub fn sync(io: &SourceIo, file: FileId) -> Result<(), IoError> {
-    // In the background class it could wait behind gets for longer than its limit.
-    let call = Call { class: Class::Foreground, ..io.own_call() };
+    // Callers wait for it, whatever it is for.
+    let call = Call { purpose: Purpose::of(Class::Need), ..io.own_call() };
     run(io, &call, |pump| pump.request(Operation::Sync, file, 0, Vec::new())).map(drop)
 }
 
@@ -47,7 +47,7 @@ pub fn sync(io: &SourceIo, file: FileId) -> Result<(), IoError> {
 pub fn read_first_sector(io: &DeviceIo, name: &str) -> Result<[u8; SECTOR], IoError> {
     let opened = io.device.open(name, OpenMode::Read)?;
     let mut sector = [0; SECTOR];
-    let result = read_at(io, opened.file, 0, &mut sector, &Call::background());
+    let result = read_at(io, opened.file, 0, &mut sector, &Call::of(Class::Need));
     io.device.close(opened.file);
     result?;
     Ok(sector)
@@ -76,7 +76,7 @@ pub fn write_unwatched(io: &SourceIo, pinned: PinnedFile, offset: u64, bytes: &[
     memory.as_mut_slice().copy_from_slice(bytes);
     let request = Request {
         operation: Operation::Write,
-        class: Class::Background,
+        purpose: Purpose::of(Class::Upkeep),
         file: pinned.file,
         offset,
         memory: vec![memory],
@@ -95,7 +95,7 @@ pub fn start_sync(io: &SourceIo, file: FileId) -> crossbeam_channel::Receiver<Co
     let (sender, receiver) = bounded(1);
     let request = Request {
         operation: Operation::Sync,
-        class: Class::Foreground,
+        purpose: Purpose::of(Class::Need),
         file,
         offset: 0,
         memory: Vec::new(),

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{ChainHash, Clock, Compression, KvLayout, NamespaceId, StoreId};
+use dalsegno_core::{ChainHash, Class, Clock, Compression, KvLayout, NamespaceId, StoreId};
 use dalsegno_extent::format::{NewExtent, RecordHeader, RecordPlace, SECTOR, Units};
 use dalsegno_extent::{
     BlockRead, BlockTarget, CompressedExtent, Compressor, ExtentRead, HeaderCache, IoBounds,
@@ -136,7 +136,7 @@ impl Source for HeldSource {
     }
 
     fn geometry(&self) -> Geometry {
-        Geometry { memory_align: SECTOR, engine: "held", direct: true }
+        Geometry { memory_align: SECTOR, engine: "held", direct: true, places: 64 }
     }
 }
 
@@ -165,7 +165,7 @@ impl Rig {
             source: Arc::<HeldSource>::clone(&source),
             clock: Arc::clone(&clock),
             pool: pool.clone(),
-            bounds: IoBounds { depth, request_bytes: request_bytes as u64, busy_bytes: usize::MAX },
+            bounds: IoBounds { depth, request_bytes: request_bytes as u64 },
             stats: Arc::default(),
         });
         let headers = Arc::new(HeaderCache::new(1 << 20));
@@ -208,7 +208,7 @@ impl Rig {
         let (stats, codecs) = (Arc::default(), Arc::default());
         let compressor = Compressor::new(Arc::clone(&self.clock), stats, codecs, 8 << 20, true);
         let budget = compressor.own_budget();
-        let call = Call::foreground();
+        let call = Call::of(Class::Need);
         let compressed = compressor.compress(extent, blocks, compression, budget, &call).unwrap();
         if let Some(CompressedExtent { slice_crcs, units, payload }) = compressed {
             return (slice_crcs, Some(units), payload.as_slice().to_vec());
@@ -224,7 +224,7 @@ impl Rig {
 
     /// Reads records, and checks the bytes of every hit and that all memory comes back.
     pub(crate) fn read(&self, reads: Vec<RecordRead>) -> Vec<Vec<BlockRead>> {
-        let call = Call::foreground();
+        let call = Call::of(Class::Need);
         let read = self.reader.begin(reads.into_iter(), &call).finish();
         for block in read.iter().flatten() {
             assert_eq!(bytes_of(block).len(), LAYERS as usize * SLICE);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dalsegno_core::{Compression, Extent};
+use dalsegno_core::{Class, Compression, Extent};
 use dalsegno_extent::format::RecordHeader;
 use dalsegno_extent::{Cause, HeaderName, PlacedRecord, RecordRead, VerifiedHeader, WantedRecord};
 use dalsegno_io::Call;
@@ -51,7 +51,7 @@ fn the_payload_of_a_placed_record_is_requested_when_its_header_has_arrived() {
 fn a_payload_waits_for_its_own_header_only() {
     let rig = Rig::new(8);
     let headers = [rig.write(&[1], Compression::PLAIN), rig.write(&[2], Compression::PLAIN)];
-    let call = Call::foreground();
+    let call = Call::of(Class::Need);
     rig.source.hold();
     let reads = headers.iter().zip([1, 2]).map(|(header, name)| placed(header, &[(0, name)]));
     let mut reading = rig.reader.begin(reads.collect::<Vec<_>>().into_iter(), &call);

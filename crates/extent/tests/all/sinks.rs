@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dalsegno_core::Compression;
+use dalsegno_core::{Class, Compression};
 use dalsegno_extent::format::RecordHeader;
 use dalsegno_extent::{Cause, RecordRead, SliceSink, wait_for_all};
 use dalsegno_io::{Call, Memory};
@@ -66,7 +66,7 @@ fn rig_with_header() -> (Rig, RecordHeader) {
 
 /// Reads one record to the end.
 fn read(rig: &Rig, read: RecordRead) -> Arc<Recorder> {
-    let (call, recorder) = (Call::foreground(), Arc::new(Recorder::default()));
+    let (call, recorder) = (Call::of(Class::Need), Arc::new(Recorder::default()));
     let mut reading = rig.reader.begin([read].into_iter(), &call);
     reading.report_to(&as_sink(&recorder));
     reading.finish();
@@ -76,7 +76,7 @@ fn read(rig: &Rig, read: RecordRead) -> Arc<Recorder> {
 #[test]
 fn slices_are_reported_with_their_bytes_in_the_order_in_which_the_device_completes_them() {
     let (rig, header) = rig_with_header();
-    let (call, recorder) = (Call::foreground(), Arc::new(Recorder::default()));
+    let (call, recorder) = (Call::of(Class::Need), Arc::new(Recorder::default()));
     rig.source.hold();
     let mut reading = rig.reader.begin([known(&header, &ALL)].into_iter(), &call);
     reading.report_to(&as_sink(&recorder));
@@ -101,7 +101,7 @@ fn a_read_that_reports_reads_all_records_layer_by_layer() {
     let (rig, first) = rig_with_header();
     let second = rig.write(&[5, 6, 7, 8], Compression::PLAIN);
     rig.read(vec![known(&second, &[0])]);
-    let (call, recorder) = (Call::foreground(), Arc::new(Recorder::default()));
+    let (call, recorder) = (Call::of(Class::Need), Arc::new(Recorder::default()));
     rig.source.hold();
     let reads = [known(&first, &ALL), known(&second, &ALL)];
     let mut reading = rig.reader.begin(reads.into_iter(), &call);
@@ -134,7 +134,7 @@ fn a_bad_slice_is_not_reported_and_all_others_are() {
 #[test]
 fn nothing_is_reported_before_the_header_has_arrived() {
     let (rig, header) = rig(Compression::PLAIN);
-    let (call, recorder) = (Call::foreground(), Arc::new(Recorder::default()));
+    let (call, recorder) = (Call::of(Class::Need), Arc::new(Recorder::default()));
     rig.source.hold();
     let mut reading = rig.reader.begin([known(&header, &ALL)].into_iter(), &call);
     reading.report_to(&as_sink(&recorder));
@@ -152,7 +152,7 @@ fn nothing_is_reported_before_the_header_has_arrived() {
 #[test]
 fn several_sources_report_to_one_sink() {
     let (near, far) = (rig_with_header(), rig(Compression::zstd(1).unwrap()));
-    let (call, recorder) = (Call::foreground(), Arc::new(Recorder::default()));
+    let (call, recorder) = (Call::of(Class::Need), Arc::new(Recorder::default()));
     let mut near_read = near.0.reader.begin([known(&near.1, &ALL)].into_iter(), &call);
     let mut far_read = far.0.reader.begin([placed(&far.1, &NAMED)].into_iter(), &call);
     near_read.report_to(&as_sink(&recorder));
@@ -164,7 +164,7 @@ fn several_sources_report_to_one_sink() {
 #[test]
 fn a_sink_may_keep_the_memory_of_slices() {
     let (rig, header) = rig_with_header();
-    let call = Call::foreground();
+    let call = Call::of(Class::Need);
     let recorder = Arc::new(Recorder { takes: true, ..Recorder::default() });
     let mut reading = rig.reader.begin([known(&header, &ALL)].into_iter(), &call);
     reading.report_to(&as_sink(&recorder));
@@ -181,7 +181,7 @@ fn slices_of_lost_blocks_are_not_reported() {
     let recycled = RecordRead { pinned: None, ..known(&header, &ALL) };
     let misnamed = placed(&header, &[(0, 9)]);
     for (record, cause) in [(recycled, Cause::Recycled), (misnamed, Cause::WrongPlace)] {
-        let (call, recorder) = (Call::foreground(), Arc::new(Recorder::default()));
+        let (call, recorder) = (Call::of(Class::Need), Arc::new(Recorder::default()));
         let mut reading = rig.reader.begin([record].into_iter(), &call);
         reading.report_to(&as_sink(&recorder));
         let blocks = reading.finish().remove(0);
@@ -200,7 +200,7 @@ fn memory_of_a_part_that_was_not_read_is_not_taken_for_damage() {
     let payload = header.offset + u64::from(header.header_bytes());
     rig.source.refuse(payload + SLICE as u64 / 2);
     rig.source.hold();
-    let call = Call::foreground();
+    let call = Call::of(Class::Need);
     let mut reading = rig.reader.begin([known(&header, &[0])].into_iter(), &call);
     reading.advance();
     assert!(rig.source.serve_newest());
@@ -222,7 +222,7 @@ fn regression_a_call_sends_at_most_64_requests_beyond_the_planned_ones() {
     for header in &headers {
         rig.source.break_sector(header.offset + u64::from(header.header_bytes()));
     }
-    let call = Call::foreground();
+    let call = Call::of(Class::Need);
     let reads: Vec<_> = headers.iter().map(first_layer).collect();
     rig.reader.begin(reads.into_iter(), &call).finish();
     let beyond = rig.source.seen() - 60;
@@ -233,7 +233,7 @@ fn regression_a_call_sends_at_most_64_requests_beyond_the_planned_ones() {
 #[should_panic(expected = "a read reports to one sink")]
 fn a_read_does_not_report_twice() {
     let (rig, header) = rig_with_header();
-    let (call, recorder) = (Call::foreground(), Arc::new(Recorder::default()));
+    let (call, recorder) = (Call::of(Class::Need), Arc::new(Recorder::default()));
     let mut reading = rig.reader.begin([known(&header, &ALL)].into_iter(), &call);
     reading.report_to(&as_sink(&recorder));
     reading.report_to(&as_sink(&recorder));

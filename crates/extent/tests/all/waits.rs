@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dalsegno_core::{Compression, Deadline};
+use dalsegno_core::{Class, Compression, Deadline};
 use dalsegno_extent::format::RecordHeader;
 use dalsegno_extent::{BlockRead, Cause, RecordRead, wait_for_all, wait_for_first};
 use dalsegno_io::{Call, Cancel, Memory};
@@ -56,7 +56,7 @@ fn the_others_continue_while_a_call_waits_for_the_first() {
     let sources = TwoSources::new();
     sources.near.source.hold();
     std::thread::scope(|scope| {
-        let read = scope.spawn(|| sources.read(&Call::foreground()));
+        let read = scope.spawn(|| sources.read(&Call::of(Class::Need)));
         // A header, and then the payload.
         until("the far record is read", || sources.far.source.seen() >= 2);
         sources.near.source.go_on();
@@ -71,7 +71,7 @@ fn a_first_source_that_hangs_until_the_deadline_costs_its_own_blocks() {
     let sources = TwoSources::new();
     sources.near.source.hold();
     let end = sources.near.clock.now().after(Duration::from_millis(200));
-    let [near, far] = sources.read(&Call::foreground().until(Deadline::At(end)));
+    let [near, far] = sources.read(&Call::of(Class::Need).until(Deadline::At(end)));
     assert_eq!(outcomes(&near), [Err(Cause::Deadline); 2]);
     assert_eq!(outcomes(&far), [Ok(()); 2]);
 }
@@ -83,7 +83,7 @@ fn a_call_that_was_cancelled_waits_for_no_source() {
     sources.far.source.hold();
     let cancel = Cancel::default();
     let end = sources.near.clock.now().after(Duration::from_secs(60));
-    let call = Call { cancel: Some(cancel.clone()), ..Call::foreground() };
+    let call = Call { cancel: Some(cancel.clone()), ..Call::of(Class::Need) };
     let call = call.until(Deadline::At(end));
     std::thread::scope(|scope| {
         let read = scope.spawn(|| sources.read(&call));
@@ -104,7 +104,7 @@ fn a_source_without_staging_memory_waits_and_the_others_continue() {
     let mut read = sources.near_read();
     read.targets.iter_mut().for_each(|target| target.outlives_call = false);
     let end = sources.near.clock.now().after(Duration::from_secs(60));
-    let call = Call::foreground().until(Deadline::At(end));
+    let call = Call::of(Class::Need).until(Deadline::At(end));
     std::thread::scope(|scope| {
         let read = scope.spawn(|| sources.read_with(read, &call));
         until("the far record is read", || sources.far.source.seen() >= 2);
@@ -120,7 +120,7 @@ fn a_wait_for_all_ends_when_the_last_source_has_responded() {
     let sources = TwoSources::new();
     sources.near.source.hold();
     sources.far.source.hold();
-    let call = Call::foreground();
+    let call = Call::of(Class::Need);
     std::thread::scope(|scope| {
         let read = scope.spawn(|| {
             let mut near = sources.near.reader.begin([sources.near_read()].into_iter(), &call);
@@ -148,7 +148,7 @@ fn regression_the_others_continue_while_a_failed_request_of_the_first_is_sent_ag
     sources.near.source.break_sector(header.offset + u64::from(header.header_bytes()));
     sources.near.source.hold();
     let end = sources.near.clock.now().after(Duration::from_secs(2));
-    let call = Call::foreground().until(Deadline::At(end));
+    let call = Call::of(Class::Need).until(Deadline::At(end));
     std::thread::scope(|scope| {
         sources.far.source.hold();
         let read = scope.spawn(|| sources.read(&call));

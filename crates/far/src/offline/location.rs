@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{Clock, Deadline, Stopped, StoreId};
-use dalsegno_io::{Class, IoError, Memory, Operation, Request};
+use dalsegno_core::{Class, Clock, Deadline, Stopped, StoreId};
+use dalsegno_io::{IoError, Memory, Operation, Purpose, Request};
 use serde::Serialize;
 
 use crate::format::MAX_PACK_BYTES;
@@ -192,7 +192,7 @@ impl Location {
         let deadline = Deadline::At(self.clock.now().after(LIMIT));
         let requests = (0..total).step_by(REQUEST_BYTES).map(|at| Request {
             operation: Operation::Read,
-            class: Class::Background,
+            purpose: Purpose::of(Class::Need),
             file,
             offset: at as u64,
             memory: vec![Memory::zeroed(REQUEST_BYTES.min(total - at))],

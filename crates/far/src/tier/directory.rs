@@ -243,6 +243,7 @@ impl Source for DirectoryTier {
             memory_align: direct.unwrap_or(1),
             engine: "directory",
             direct: direct.is_some(),
+            places: self.workers as usize,
         }
     }
 }

@@ -319,7 +319,7 @@ impl Source for MemoryTier {
     }
 
     fn geometry(&self) -> Geometry {
-        Geometry { memory_align: 1, engine: "memory", direct: false }
+        Geometry { memory_align: 1, engine: "memory", direct: false, places: 1 }
     }
 }
 

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{ChainHash, Clock, KvLayout, ManualClock, NamespaceId, StoreId};
+use dalsegno_core::{ChainHash, Class, Clock, KvLayout, ManualClock, NamespaceId, StoreId};
 use dalsegno_extent::format::{NewExtent, RecordPlace};
 use dalsegno_extent::{BlockTarget, IoBounds, PinnedFile, SourceIo};
 use dalsegno_far::format::{Catalog, RemovalList};
@@ -56,7 +56,7 @@ fn io_of(source: Arc<dyn Source>, clock: &Arc<dyn Clock>) -> SourceIo {
         source,
         clock: Arc::clone(clock),
         pool: BufferPool::new(4 << 20, 1 << 20).unwrap(),
-        bounds: IoBounds::local(8, 1 << 20),
+        bounds: IoBounds { depth: 8, request_bytes: 1 << 20 },
         stats: Arc::default(),
     }
 }
@@ -161,7 +161,7 @@ fn the_golden_files_are_read() {
     let target = BlockTarget { block: 0, number: 0, memory, outlives_call: true, copy: Vec::new() };
     let shape = FarShape { namespace: NAMESPACE, layout: layout(), layers: 0..1 };
     let wanted = [FarWanted { place, hash: hash(0) }];
-    let read = reader.read(&shape, &wanted, vec![target], &Call::foreground()).remove(0);
+    let read = reader.read(&shape, &wanted, vec![target], &Call::of(Class::Need)).remove(0);
     read.outcome.unwrap();
     assert!(read.memory[0].as_slice() == bytes_of(0));
 }

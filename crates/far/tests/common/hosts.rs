@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{ChainHash, Clock, Extent, KvLayout, NamespaceId, StoreId};
+use dalsegno_core::{ChainHash, Class, Clock, Extent, KvLayout, NamespaceId, StoreId};
 use dalsegno_extent::format::{NewExtent, RecordPlace};
 use dalsegno_extent::{BlockTarget, IoBounds, PinnedFile, SourceIo};
 use dalsegno_far::{
@@ -66,7 +66,7 @@ fn io_of(source: Arc<dyn Source>, clock: &Arc<dyn Clock>) -> SourceIo {
         source,
         clock: Arc::clone(clock),
         pool: BufferPool::new(4 << 20, 1 << 20).unwrap(),
-        bounds: IoBounds::local(8, 1 << 20),
+        bounds: IoBounds { depth: 8, request_bytes: 1 << 20 },
         stats: Arc::default(),
     }
 }
@@ -247,7 +247,8 @@ impl Host {
             BlockTarget { block: 0, number: 0, memory, outlives_call: true, copy: Vec::new() };
         let shape = FarShape { namespace: NAMESPACE, layout: layout(), layers: 0..LAYERS };
         let wanted = [FarWanted { place, hash: hash(block) }];
-        let read = self.reader.read(&shape, &wanted, vec![target], &Call::foreground()).remove(0);
+        let read =
+            self.reader.read(&shape, &wanted, vec![target], &Call::of(Class::Need)).remove(0);
         if read.outcome.is_ok() {
             let got: Vec<u8> =
                 read.memory.iter().flat_map(|piece| piece.as_slice().to_vec()).collect();

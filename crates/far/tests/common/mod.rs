@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, bounded, unbounded};
-use dalsegno_core::{Clock, Deadline, ManualClock, StoreId};
+use dalsegno_core::{Class, Clock, Deadline, ManualClock, StoreId};
 use dalsegno_far::{
     Ask, DirectoryTier, DirectoryTierOptions, MemoryLocation, Object, ObjectName, Reply, Tier,
     WriterId,
 };
-use dalsegno_io::{Class, Completion, FileId, IoError, Memory, Operation, Request, SystemClock};
+use dalsegno_io::{Completion, FileId, IoError, Memory, Operation, Purpose, Request, SystemClock};
 
 pub const SECTOR: usize = 4096;
 /// Longer than the slowest location needs. A test that waits this long has failed.
@@ -173,7 +173,7 @@ pub fn read_request(
     let (reply, completions) = unbounded();
     let request = Request {
         operation: Operation::Read,
-        class: Class::Foreground,
+        purpose: Purpose::of(Class::Need),
         file,
         offset: offset as u64,
         memory,

@@ -276,6 +276,7 @@ impl Source for LocalDirectory {
             memory_align: self.direct.unwrap_or(1),
             engine: self.engine.name(),
             direct: self.direct.is_some(),
+            places: self.engine.places(),
         }
     }
 }

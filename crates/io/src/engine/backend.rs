@@ -23,6 +23,9 @@ pub(crate) trait Engine: Send + Sync + fmt::Debug {
     /// The value of [`crate::Geometry::engine`].
     fn name(&self) -> &'static str;
 
+    /// The value of [`crate::Geometry::places`].
+    fn places(&self) -> usize;
+
     /// Takes requests. Never waits. Completes those that it cannot accept.
     fn submit(&self, batch: Vec<(Request, Arc<OpenFile>)>);
 

@@ -44,6 +44,10 @@ impl Engine for Psync {
         "psync"
     }
 
+    fn places(&self) -> usize {
+        self.queue.share()
+    }
+
     fn submit(&self, batch: Vec<(Request, Arc<OpenFile>)>) {
         // The threads wait on the queue itself, so no wake-up is needed.
         let _ = self.queue.push(batch);

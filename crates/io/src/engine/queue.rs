@@ -1,10 +1,10 @@
-//! The queue between submitters and an engine's threads: bounded, and ordered by class.
+//! The queue between submitters and an engine's threads: bounded, and in the order of submission.
 //!
 //! 1. Each direction has at most `limit` accepted requests that are not completed. The rest of a batch is refused as
 //!    busy.
 //! 2. A [`QueuedRequest`] completes its request exactly once, even when a panic drops it.
-//! 3. Foreground goes first. Within a class, requests start in the order of submission, except those of a direction
-//!    that has used its share.
+//! 3. Requests start in the order of submission, except those of a direction that has used its share. Who goes first is
+//!    decided before they come here.
 //! 4. Requests are completed outside of the lock: dropping a guard may run any code, even a new submit.
 //! 5. `asleep` is set only in the same lock as finding no request that may start. So a later push sees it, and no
 //!    wake-up is lost.
@@ -41,8 +41,8 @@ pub(super) struct Queue {
 
 #[derive(Debug, Default)]
 struct QueueState {
-    /// By class, then by direction.
-    waiting: [[VecDeque<QueuedRequest>; 2]; 2],
+    /// By direction.
+    waiting: [VecDeque<QueuedRequest>; 2],
     next_number: u64,
     closed: bool,
     /// Whether the consumer sleeps until it is woken.
@@ -60,7 +60,7 @@ pub(super) enum CallStart {
 impl QueueState {
     /// Whether any request waits.
     fn is_waited(&self) -> bool {
-        self.waiting.iter().flatten().any(|started| !started.is_empty())
+        self.waiting.iter().any(|queue| !queue.is_empty())
     }
 }
 
@@ -79,6 +79,11 @@ impl Queue {
         }
     }
 
+    /// Most requests of one direction that an engine may have started.
+    pub(super) fn share(&self) -> usize {
+        self.share
+    }
+
     /// How many requests of each direction have started; `None` if all places are taken.
     fn begun(&self) -> Option<[usize; 2]> {
         let begun = self.unanswered.each_ref().map(|of| of.begun());
@@ -88,12 +93,10 @@ impl Queue {
     /// The next request that may start.
     fn pop(&self, state: &mut QueueState) -> Option<QueuedRequest> {
         let begun = self.begun()?;
-        let mut queued = state.waiting.iter_mut().find_map(|queues| {
-            let first = |at: usize| Some((queues[at].front()?.number(), at));
-            let may_start = (0..queues.len()).filter(|at| begun[*at] < self.share);
-            let (_, at) = may_start.filter_map(first).min()?;
-            queues[at].pop_front()
-        })?;
+        let first = |at: usize| Some((state.waiting[at].front()?.number(), at));
+        let may_start = (0..state.waiting.len()).filter(|at| begun[*at] < self.share);
+        let (_, at) = may_start.filter_map(first).min()?;
+        let mut queued = state.waiting[at].pop_front()?;
         queued.begin();
         Some(queued)
     }
@@ -114,10 +117,9 @@ impl Queue {
                 continue;
             }
             accepted += 1;
-            let class = request.class as usize;
             let queued = QueuedRequest::new(request, file, state.next_number, unanswered);
             state.next_number += 1;
-            state.waiting[class][direction].push_back(queued);
+            state.waiting[direction].push_back(queued);
         }
         let wake = accepted > 0 && std::mem::take(&mut state.asleep);
         drop(state);
@@ -154,8 +156,7 @@ impl Queue {
     /// Passes a request that a call started to the engine's threads. Returns whether the consumer must be woken.
     #[must_use]
     pub(super) fn hand_over(&self, mut queued: QueuedRequest) -> bool {
-        let (class, direction) =
-            (queued.request().class as usize, direction(queued.request().operation));
+        let direction = direction(queued.request().operation);
         let mut state = self.state.lock();
         if state.closed {
             drop(state);
@@ -163,7 +164,7 @@ impl Queue {
             return false;
         }
         queued.put_off();
-        state.waiting[class][direction].push_front(queued);
+        state.waiting[direction].push_front(queued);
         let wake = std::mem::take(&mut state.asleep);
         drop(state);
         self.arrived.notify_one();
@@ -214,7 +215,7 @@ impl Queue {
         let waiting = std::mem::take(&mut state.waiting);
         drop(state);
         self.arrived.notify_all();
-        let started = waiting.into_iter().flatten().flatten();
+        let started = waiting.into_iter().flatten();
         started.for_each(|queued| queued.finish(Err(IoError::Closed)));
     }
 }
@@ -222,10 +223,10 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use crossbeam_channel::{Receiver, unbounded};
-    use dalsegno_core::Deadline;
+    use dalsegno_core::{Class, Deadline};
 
     use super::*;
-    use crate::{Class, Completion, FileId, Operation};
+    use crate::{Completion, FileId, Operation, Purpose};
 
     fn file() -> Arc<OpenFile> {
         let flags = rustix::fs::OFlags::PATH;
@@ -235,18 +236,18 @@ mod tests {
 
     type Batch = (Vec<(Request, Arc<OpenFile>)>, Receiver<Completion>);
 
-    /// Sync requests, tagged from 0, of the given classes.
-    fn batch(classes: &[Class]) -> Batch {
-        batch_of(classes.iter().map(|class| (Operation::Sync, *class)))
+    /// Sync requests, tagged from 0.
+    fn batch(count: usize) -> Batch {
+        batch_of([Operation::Sync; 8].into_iter().take(count))
     }
 
     /// Requests, tagged from 0.
-    fn batch_of(kinds: impl IntoIterator<Item = (Operation, Class)>) -> Batch {
+    fn batch_of(operations: impl IntoIterator<Item = Operation>) -> Batch {
         let (reply, completions) = unbounded();
-        let batch = kinds.into_iter().zip(0..).map(|((operation, class), tag)| {
+        let batch = operations.into_iter().zip(0..).map(|(operation, tag)| {
             let request = Request {
                 operation,
-                class,
+                purpose: Purpose::of(Class::Need),
                 file: FileId(0),
                 offset: 0,
                 memory: Vec::new(),
@@ -262,23 +263,11 @@ mod tests {
     }
 
     #[test]
-    fn foreground_overtakes_background_but_not_its_own_class() {
-        use Class::{Background, Foreground};
-        let queue = Queue::new(16, 16);
-        let (requests, _answers) = batch(&[Background, Foreground, Background, Foreground]);
-        let _ = queue.push(requests);
-        let mut started = Vec::new();
-        assert!(!queue.take(16, &mut started));
-        let order: Vec<u64> = started.iter().map(|queued| queued.request().tag).collect();
-        assert_eq!(order, [1, 3, 0, 2]);
-    }
-
-    #[test]
     fn regression_a_direction_never_has_all_places() {
         let operations = [Operation::Write, Operation::Read];
         for (first, second) in [operations, [operations[1], operations[0]]].map(Into::into) {
             let queue = Queue::new(16, 4);
-            let kinds = [first, first, first, first, second].map(|of| (of, Class::Foreground));
+            let kinds = [first, first, first, first, second];
             let (requests, _answers) = batch_of(kinds);
             let _ = queue.push(requests);
             let mut begun = Vec::new();
@@ -301,7 +290,7 @@ mod tests {
     #[test]
     fn an_engine_with_one_place_serves_both_directions() {
         let queue = Queue::new(16, 1);
-        let kinds = [Operation::Write, Operation::Read].map(|of| (of, Class::Foreground));
+        let kinds = [Operation::Write, Operation::Read];
         let (requests, _answers) = batch_of(kinds);
         let _ = queue.push(requests);
         for _ in 0..2 {
@@ -312,9 +301,9 @@ mod tests {
     #[test]
     fn regression_pending_writes_leave_reads_their_queue() {
         let queue = Queue::new(2, 16);
-        let (requests, _answers) = batch(&[Class::Foreground; 2]);
+        let (requests, _answers) = batch(2);
         let _ = queue.push(requests);
-        let (requests, completions) = batch_of([(Operation::Read, Class::Foreground)]);
+        let (requests, completions) = batch_of([Operation::Read]);
         let _ = queue.push(requests);
         assert!(completions.try_recv().is_err(), "it was refused");
     }
@@ -322,17 +311,17 @@ mod tests {
     #[test]
     fn the_limit_counts_requests_that_are_not_completed() {
         let queue = Queue::new(2, 16);
-        let (requests, completions) = batch(&[Class::Foreground; 3]);
+        let (requests, completions) = batch(3);
         let _ = queue.push(requests);
         let busy = completions.try_recv().unwrap();
         assert!(busy.tag == 2 && matches!(busy.result, Err(IoError::Stopped(Stopped::Busy))));
         let mut started = Vec::new();
         queue.take(2, &mut started);
-        let (requests, refused) = batch(&[Class::Foreground]);
+        let (requests, refused) = batch(1);
         let _ = queue.push(requests);
         assert!(matches!(refused.try_recv().unwrap().result, Err(IoError::Stopped(Stopped::Busy))));
         started.pop().unwrap().finish(Ok(()));
-        let (requests, accepted) = batch(&[Class::Foreground]);
+        let (requests, accepted) = batch(1);
         let _ = queue.push(requests);
         assert!(accepted.try_recv().is_err());
     }
@@ -340,10 +329,10 @@ mod tests {
     #[test]
     fn a_closed_queue_refuses_waiting_and_new_requests() {
         let queue = Queue::new(16, 16);
-        let (requests, waited) = batch(&[Class::Foreground, Class::Background]);
+        let (requests, waited) = batch(2);
         let _ = queue.push(requests);
         queue.close();
-        let (requests, late) = batch(&[Class::Foreground]);
+        let (requests, late) = batch(1);
         let _ = queue.push(requests);
         let completions: Vec<_> = waited.try_iter().chain(late.try_iter()).collect();
         assert_eq!(completions.len(), 3);
@@ -354,7 +343,7 @@ mod tests {
     #[test]
     fn a_request_lost_in_a_panic_completes_with_an_error() {
         let queue = Queue::new(16, 16);
-        let (requests, completions) = batch(&[Class::Foreground; 2]);
+        let (requests, completions) = batch(2);
         let _ = queue.push(requests);
         let queued = queue.wait().unwrap();
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
@@ -372,9 +361,9 @@ mod tests {
     fn a_sleeping_consumer_is_woken_once() {
         let queue = Queue::new(16, 16);
         assert!(!queue.take(4, &mut Vec::new()));
-        let (requests, _answers) = batch(&[Class::Foreground]);
+        let (requests, _answers) = batch(1);
         assert!(queue.push(requests));
-        let (requests, _answers) = batch(&[Class::Foreground]);
+        let (requests, _answers) = batch(1);
         assert!(!queue.push(requests));
     }
     fn begun(begun: CallStart) -> Option<QueuedRequest> {
@@ -388,7 +377,7 @@ mod tests {
     fn a_call_starts_a_request_only_if_no_other_one_waits() {
         let queue = Queue::new(16, 4);
         let begin = |operation| {
-            let request = batch_of([(operation, Class::Foreground)]).0.remove(0);
+            let request = batch_of([operation]).0.remove(0);
             begun(queue.begin_here(request))
         };
         let writes: Vec<_> = (0..3).map(|_| begin(Operation::Write).unwrap()).collect();
@@ -397,7 +386,7 @@ mod tests {
         assert!(begin(Operation::Read).is_none(), "no place is left");
         assert!(!queue.end_here(), "nothing waits");
         assert!(!queue.take(4, &mut Vec::new()), "it sleeps");
-        let (requests, _answers) = batch(&[Class::Background]);
+        let (requests, _answers) = batch(1);
         assert!(queue.push(requests), "it is woken, and finds no place");
         assert!(!queue.take(4, &mut Vec::new()));
         read.finish(Ok(()));
@@ -414,10 +403,10 @@ mod tests {
     #[test]
     fn a_request_that_a_call_hands_over_goes_first_and_completes_once() {
         let queue = Queue::new(16, 4);
-        let (mut requests, completions) = batch(&[Class::Foreground]);
+        let (mut requests, completions) = batch(1);
         let queued = begun(queue.begin_here(requests.remove(0))).unwrap();
         assert!(!queue.take(4, &mut Vec::new()));
-        let (requests, _later) = batch(&[Class::Foreground]);
+        let (requests, _later) = batch(1);
         let _ = queue.push(requests);
         assert!(!queue.hand_over(queued), "the push woke the consumer");
         let mut started = Vec::new();
@@ -429,7 +418,7 @@ mod tests {
     #[test]
     fn a_closed_queue_starts_nothing_and_refuses_handed_over_requests() {
         let queue = Queue::new(16, 4);
-        let (mut requests, completions) = batch(&[Class::Foreground; 2]);
+        let (mut requests, completions) = batch(2);
         let queued = begun(queue.begin_here(requests.remove(0))).unwrap();
         queue.close();
         assert!(!queue.hand_over(queued));

@@ -7,9 +7,9 @@ use std::sync::{Arc, Barrier};
 
 use crate::common::{Random, Rig, SECTOR, TEST_TIMEOUT, carry_out, collect, request, sync};
 use crossbeam_channel::unbounded;
-use dalsegno_core::{Deadline, EngineChoice, Nanos, Stopped};
+use dalsegno_core::{Class, Deadline, EngineChoice, Nanos, Stopped};
 use dalsegno_io::{
-    Class, Completion, Device, DirectoryOptions, FileId, IoError, Memory, OpenMode, Operation,
+    Completion, Device, DirectoryOptions, FileId, IoError, Memory, OpenMode, Operation, Purpose,
     Source, lend, spawn,
 };
 
@@ -48,7 +48,7 @@ suite! {
     a_write_to_a_file_open_for_reading_fails_with_its_name
     closing_the_device_completes_all_requests
     a_guard_may_own_the_device
-    background_requests_are_served
+    requests_that_nobody_waits_for_are_served
     a_request_outside_of_the_contract_is_a_bug
 }
 
@@ -389,13 +389,13 @@ fn a_guard_may_own_the_device(engine: EngineChoice) {
     drop((directory, pool));
 }
 
-fn background_requests_are_served(engine: EngineChoice) {
+fn requests_that_nobody_waits_for_are_served(engine: EngineChoice) {
     let rig = Rig::new(engine);
     let file = rig.create("file", SECTOR);
     let (reply, completions) = unbounded();
     let memory = vec![rig.pool.try_take(SECTOR).unwrap()];
     let mut read = request(Operation::Read, file, 0, memory, &reply);
-    read.class = Class::Background;
+    read.purpose = Purpose::of(Class::Upkeep);
     rig.device.submit(vec![read]);
     collect(&completions, 1).remove(0).result.unwrap();
 }

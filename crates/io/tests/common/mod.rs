@@ -10,10 +10,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use dalsegno_core::{Deadline, EngineChoice};
+use dalsegno_core::{Class, Deadline, EngineChoice};
 use dalsegno_io::{
-    BufferPool, Class, Completion, Device, DirectoryOptions, FileId, IoError, LocalDirectory,
-    Memory, OpenMode, Operation, Request, SystemClock,
+    BufferPool, Completion, Device, DirectoryOptions, FileId, IoError, LocalDirectory, Memory,
+    OpenMode, Operation, Purpose, Request, SystemClock,
 };
 pub use skip::skip;
 
@@ -96,7 +96,7 @@ pub fn request(
 ) -> Request {
     Request {
         operation,
-        class: Class::Foreground,
+        purpose: Purpose::of(Class::Need),
         file,
         offset: offset as u64,
         memory,

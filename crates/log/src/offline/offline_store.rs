@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dalsegno_core::{Clock, StoreId, sector_down, sector_up};
+use dalsegno_core::{Class, Clock, StoreId, sector_down, sector_up};
 use dalsegno_extent::format::{FormatError, STORE_FILE};
 use dalsegno_extent::{DeviceIo, offline_io, read_at};
 use dalsegno_io::{BufferPool, Call, Device, FileId};
@@ -61,7 +61,7 @@ impl OfflineStore {
             let wanted = sector_up((at + len - found.len()) as u64);
             let sectors = wanted.min(self.io.pool.largest() as u64);
             let mut bytes = vec![0; usize::try_from(sectors).expect("no more than a buffer")];
-            read_at(&self.io, file, from - at as u64, &mut bytes, &Call::background())
+            read_at(&self.io, file, from - at as u64, &mut bytes, &Call::of(Class::Need))
                 .map_err(|error| error.to_string())?;
             found.extend(bytes[at..].iter().take(len - found.len()));
         }

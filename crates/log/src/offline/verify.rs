@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use dalsegno_core::{Clock, Extent, SECTOR_BYTES};
+use dalsegno_core::{Class, Clock, Extent, SECTOR_BYTES};
 use dalsegno_extent::format::{
     FormatError, ListedSegment, NamespaceSector, RecordHeader, RecordKind, all_zero,
     namespace_of_file, segment_number,
@@ -180,7 +180,7 @@ fn verify_row(
         let len =
             usize::try_from((end - offset).min(buffer.len() as u64)).expect("64-bit addresses");
         let bytes = &mut buffer[..len];
-        read_at(&store.io, file, offset, bytes, &Call::background())
+        read_at(&store.io, file, offset, bytes, &Call::of(Class::Need))
             .map_err(|error| (offset, error.to_string()))?;
         let mut rest = &bytes[..];
         while index < crcs.len() && !rest.is_empty() {

@@ -1,6 +1,6 @@
 //! Reads and checks the header of a segment.
 
-use dalsegno_core::StoreId;
+use dalsegno_core::{Class, StoreId};
 use dalsegno_extent::format::{FormatError, SECTOR, SECTOR_CRC_AT, SegmentHeader, all_zero};
 use dalsegno_extent::{DeviceIo, read_at};
 use dalsegno_io::{Call, FileId, IoError};
@@ -25,7 +25,7 @@ pub(crate) fn read_segment_header(
     }
     // The first record's sector comes along: a header that was wiped later has records behind it.
     let mut sectors = [0; 2 * SECTOR];
-    let read = |bytes: &mut [u8]| read_at(io, file, 0, bytes, &Call::background());
+    let read = |bytes: &mut [u8]| read_at(io, file, 0, bytes, &Call::of(Class::Need));
     match read(&mut sectors) {
         Ok(()) => {}
         Err(IoError::Short { .. }) if file_bytes < sectors.len() as u64 => {

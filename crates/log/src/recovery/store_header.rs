@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use dalsegno_core::{Clock, StoreId};
+use dalsegno_core::{Class, Clock, StoreId};
 use dalsegno_extent::format::{
     FormatError, SECTOR, STORE_FILE, SegmentHeader, StoreHeader, segment_number,
 };
@@ -140,7 +140,7 @@ pub(super) fn create_sector_file(
     sector: &[u8; SECTOR],
 ) -> Result<(), LogError> {
     let opened = io.device.open(name, OpenMode::Create { bytes: SECTOR as u64 })?;
-    let result = write_at(io, opened.file, 0, sector, &Call::background())
+    let result = write_at(io, opened.file, 0, sector, &Call::of(Class::Save))
         .and_then(|()| syncer.sync_file(opened.file))
         .and_then(|()| syncer.sync_names());
     io.device.close(opened.file);

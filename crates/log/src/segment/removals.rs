@@ -6,7 +6,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use dalsegno_core::{ChainHash, MAX_EXTENT_BLOCKS, NamespaceId};
+use dalsegno_core::{ChainHash, Class, MAX_EXTENT_BLOCKS, NamespaceId};
 use dalsegno_extent::format::{RecordHeader, RecordKind};
 use dalsegno_extent::{RecordWrite, write_one};
 use dalsegno_io::Call;
@@ -96,7 +96,7 @@ impl Removals {
         let rules = self.device.io.rules(false);
         let record = RecordWrite::header(reserved.pinned_file(), &header, rules);
         write_one(&self.device.io, record, &self.device.io.own_call())?;
-        reserved.pin().sync(&self.device.syncer, &Call::foreground())?;
+        reserved.pin().sync(&self.device.syncer, &Call::of(Class::Need))?;
         let (segment, offset) = (place.segment, place.offset);
         let mut table = self.segments.table();
         table.count_record(segment, 0);

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{
-    ChainHash, Clock, Compression, Deadline, Durability, EngineChoice, Extent, KvLayout, Limits,
-    NamespaceId, Stopped, StoreId,
+    ChainHash, Class, Clock, Compression, Deadline, Durability, EngineChoice, Extent, KvLayout,
+    Limits, NamespaceId, Stopped, StoreId,
 };
 use dalsegno_extent::{
     BlockOutcome, BlockTarget, Cause, ExtentRead, NewExtent,
@@ -74,7 +74,7 @@ fn encode(log: &Log, blocks: &[Vec<u8>], call: &Call) -> Result<bool, LogError> 
     let extent = new_extent();
     lend(|lender| {
         let blocks: Vec<Vec<Memory>> = blocks.iter().map(|b| vec![lender.shared(b)]).collect();
-        let budget = log.compressor().budget(&extent, &Call::foreground()).unwrap();
+        let budget = log.compressor().budget(&extent, &Call::of(Class::Need)).unwrap();
         let compressed = log.compressor().compress(
             &extent,
             &blocks,
@@ -84,7 +84,7 @@ fn encode(log: &Log, blocks: &[Vec<u8>], call: &Call) -> Result<bool, LogError> 
         )?;
         let Some(compressed) = compressed else { return Ok(false) };
         let append = append_of(log, extent, Payload::Compressed(compressed));
-        log.writer().append(vec![append], &Call::foreground()).remove(0).map(|_| true)
+        log.writer().append(vec![append], &Call::of(Class::Need)).remove(0).map(|_| true)
     })
 }
 
@@ -93,7 +93,7 @@ fn store(dir: &Path) -> (Log, Extent) {
     let (log, _) = open(dir);
     log.store_files().allow_compression().unwrap();
     let blocks: Vec<Vec<u8>> = (0..BLOCKS).map(block).collect();
-    assert!(encode(&log, &blocks, &Call::foreground()).unwrap());
+    assert!(encode(&log, &blocks, &Call::of(Class::Need)).unwrap());
     drop(log);
     let (log, mut recovered) = open(dir);
     assert_eq!(recovered.faults, []);
@@ -120,7 +120,7 @@ fn read(log: &Log, extent: &Extent, layer: u32, blocks: &[u32]) -> Vec<BlockOutc
             .collect();
         let read =
             ExtentRead { extent: Arc::new(extent.clone()), layers: layer..layer + 1, targets };
-        let results = log.read(vec![read], &Call::foreground());
+        let results = log.read(vec![read], &Call::of(Class::Need));
         results.into_iter().flatten().map(|block| block.outcome).collect()
     });
     let at = (layer * SLICE_BYTES) as usize;
@@ -238,7 +238,7 @@ fn noise_stays_plain_and_so_do_all_extents_of_a_store_without_compression() {
     let dir = tempfile::tempdir().unwrap();
     let (log, _) = open(dir.path());
     let blocks: Vec<Vec<u8>> = (0..BLOCKS).map(block).collect();
-    assert!(!encode(&log, &blocks, &Call::foreground()).unwrap());
+    assert!(!encode(&log, &blocks, &Call::of(Class::Need)).unwrap());
     assert_eq!(std::fs::read(dir.path().join("store.meta")).unwrap()[8], 1);
     log.store_files().allow_compression().unwrap();
     assert_eq!(std::fs::read(dir.path().join("store.meta")).unwrap()[8], 2);
@@ -250,7 +250,7 @@ fn noise_stays_plain_and_so_do_all_extents_of_a_store_without_compression() {
     };
     let noise: Vec<Vec<u8>> =
         blocks.iter().map(|block| block.iter().map(|_| noise()).collect()).collect();
-    assert!(!encode(&log, &noise, &Call::foreground()).unwrap());
+    assert!(!encode(&log, &noise, &Call::of(Class::Need)).unwrap());
     let codec = log.stats().view().transfers.codec;
     assert_eq!((codec.encoded_bytes, codec.not_shrunk_bytes), (0, u64::from(BLOCKS) * 120_000));
 }
@@ -261,7 +261,7 @@ fn a_call_that_ends_stops_compression_and_frees_its_budget() {
     let (log, _) = open(dir.path());
     log.store_files().allow_compression().unwrap();
     let (clock, _) = parts();
-    let over = Call::foreground().until(Deadline::At(clock.now().after(Duration::ZERO)));
+    let over = Call::of(Class::Need).until(Deadline::At(clock.now().after(Duration::ZERO)));
     let blocks: Vec<Vec<u8>> = (0..BLOCKS).map(block).collect();
     assert!(matches!(
         encode(&log, &blocks, &over),
@@ -272,7 +272,7 @@ fn a_call_that_ends_stops_compression_and_frees_its_budget() {
         std::iter::from_fn(|| log.compressor().try_budget(&new_extent())).collect();
     assert!(matches!(log.compressor().budget(&new_extent(), &over), Err(Stopped::Deadline)));
     drop((first, others));
-    assert!(log.compressor().budget(&new_extent(), &Call::foreground()).is_ok());
+    assert!(log.compressor().budget(&new_extent(), &Call::of(Class::Need)).is_ok());
 }
 
 #[test]
@@ -282,7 +282,7 @@ fn a_copy_has_the_bytes_of_the_original_and_damage_is_not_copied() {
     let new = NewExtent { born: Some(extent.born), ..new_extent() };
     let compressed = log.read_compressed(&extent).unwrap();
     let append = append_of(&log, new, Payload::Compressed(compressed));
-    let copy = log.writer().append(vec![append], &Call::background()).remove(0).unwrap().extent;
+    let copy = log.writer().append(vec![append], &Call::of(Class::Need)).remove(0).unwrap().extent;
     assert_eq!((copy.total_bytes(), copy.born), (extent.total_bytes(), extent.born));
     write_at(dir.path(), &extent, payload_offset(&extent) + extent.payload_bytes() / 2, &[0; 64]);
     assert!(log.read_compressed(&extent).is_none());

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{
-    ChainHash, Clock, Compression, Deadline, Durability, EngineChoice, Extent, KvLayout, Limits,
-    NamespaceId, StoreId,
+    ChainHash, Class, Clock, Compression, Deadline, Durability, EngineChoice, Extent, KvLayout,
+    Limits, NamespaceId, StoreId,
 };
 use dalsegno_extent::{BlockTarget, ExtentRead, NewExtent};
 use dalsegno_io::{
@@ -160,9 +160,9 @@ impl Rig {
 
     fn call(&self, timed: bool) -> Call {
         if !timed {
-            return Call::foreground();
+            return Call::of(Class::Need);
         }
-        Call::foreground().until(Deadline::At(self.clock.now().after(Duration::from_secs(60))))
+        Call::of(Class::Need).until(Deadline::At(self.clock.now().after(Duration::from_secs(60))))
     }
 
     fn append(&self, extent: NewExtent, blocks: Vec<Vec<Memory>>, how: How, call: &Call) -> Append {

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use dalsegno_core::{
-    ChainHash, Compression, Durability, EngineChoice, Extent, KvLayout, Limits, Namespace, StoreId,
+    ChainHash, Class, Compression, Durability, EngineChoice, Extent, KvLayout, Limits, Namespace,
+    StoreId,
 };
 use dalsegno_extent::{BlockTarget, ExtentRead, NewExtent};
 use dalsegno_io::{BufferPool, Call, DirectoryOptions, LocalDirectory, SystemClock, lend};
@@ -98,14 +99,14 @@ fn write_store(dir: &Path, compression: Compression) {
         born: None,
     };
     let appended = lend(|lender| {
-        let call = Call::foreground();
+        let call = Call::of(Class::Need);
         let blocks: Vec<_> = blocks.iter().map(|block| vec![lender.shared(block)]).collect();
         let budget = log.compressor().budget(&extent, &call).unwrap();
         let compressed =
             log.compressor().compress(&extent, &blocks, compression, budget, &call).unwrap();
         let payload = compressed.map_or(Payload::Plain(blocks), Payload::Compressed);
         let append = append_of(&log, extent, payload);
-        log.writer().append(vec![append], &Call::foreground()).remove(0).unwrap()
+        log.writer().append(vec![append], &Call::of(Class::Need)).remove(0).unwrap()
     });
     assert_eq!(appended.extent.hashes, hashes());
 }
@@ -200,7 +201,7 @@ fn opens_and_serves(golden: &Path, compression: Compression) -> Extent {
             })
             .collect();
         let read = ExtentRead { extent: Arc::new(extent.clone()), layers: 0..LAYERS, targets };
-        let results = log.read(vec![read], &Call::foreground());
+        let results = log.read(vec![read], &Call::of(Class::Need));
         assert!(results.iter().flatten().all(|block| block.outcome == Ok(())));
     });
     assert_eq!(out, [block(0), block(1)]);

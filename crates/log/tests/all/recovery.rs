@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{
-    COUNT_LIMIT, ChainHash, Durability, EngineChoice, Extent, KvLayout, Limits, Location,
+    COUNT_LIMIT, ChainHash, Class, Durability, EngineChoice, Extent, KvLayout, Limits, Location,
     NamespaceId, StoreId,
 };
 use dalsegno_extent::{NewExtent, format::segment_file};
@@ -81,7 +81,7 @@ fn append(log: &Log, number: u32) -> Appended {
     let extent = new_extent(number);
     lend(|lender| {
         let append = append_of(log, extent, Payload::Plain(vec![vec![lender.shared(&bytes)]]));
-        log.writer().append(vec![append], &Call::foreground()).remove(0).unwrap()
+        log.writer().append(vec![append], &Call::of(Class::Need)).remove(0).unwrap()
     })
 }
 
@@ -442,7 +442,7 @@ fn a_record_that_settles_after_later_ones_is_synced_by_the_next_checkpoint() {
         write(&log, 2);
         log.checkpoint().unwrap();
         let before = log.stats().view().syncs;
-        log.writer().append(vec![slow], &Call::foreground()).remove(0).unwrap();
+        log.writer().append(vec![slow], &Call::of(Class::Need)).remove(0).unwrap();
         log.checkpoint().unwrap();
         assert_eq!(log.stats().view().syncs, before + 1, "the index may refer to it now");
         log.checkpoint().unwrap();

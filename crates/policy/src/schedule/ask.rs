@@ -1,24 +1,6 @@
 //! A request that waits for its turn.
 
-use dalsegno_core::Nanos;
-
-/// Who waits for a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Class {
-    /// An engine.
-    Need,
-    /// Nobody yet, but an engine is about to.
-    Prefetch,
-    /// Nobody: what engines have computed.
-    Save,
-    /// Nobody: reclaiming, merging, scrubbing, the index, publication.
-    Upkeep,
-}
-
-impl Class {
-    /// All classes, the most urgent first.
-    pub const ALL: [Self; 4] = [Self::Need, Self::Prefetch, Self::Save, Self::Upkeep];
-}
+use dalsegno_core::{Class, Nanos};
 
 /// Which direction bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -20,38 +20,33 @@
 //!    whose patience is over. One request always may be in flight.
 //! 3. Requests that wait are bounded in number and bytes by class; the rest is refused, so that the caller drops what
 //!    is worth least.
-//! 4. In prefill without slack no write starts that has not used up its patience.
+//! 4. In prefill without slack no save and no upkeep starts that has not used up its patience.
 //! 5. If nothing is in flight, no engine says what it does, and something waits, something starts.
+//! 6. A request in flight that the device does not answer for [`ScheduleRules::stall`] keeps no other one back.
 
 mod ask;
+mod flights;
 mod numbers;
 mod pace;
 mod phases;
 mod queues;
+mod view;
 mod window;
 
 use std::time::Duration;
 
-use dalsegno_core::Nanos;
-use hashbrown::HashMap;
+use dalsegno_core::{Class, Nanos};
 
-pub use self::ask::{Ask, Class, Direction};
+pub use self::ask::{Ask, Direction};
 pub use self::phases::{EngineId, Phase};
+pub use self::view::{ClassView, ScheduleView};
+pub use self::window::WindowRules;
 
+use self::flights::{Flights, UNKNOWN_RATE};
 use self::numbers::{real, whole};
 use self::pace::WritePace;
 use self::phases::Phases;
 use self::queues::Queues;
-use self::window::{Departure, FlightWindow};
-
-/// Bytes per second before they were measured: a slow disk.
-const UNKNOWN_RATE: f64 = 100e6;
-/// How much reads slow down beside writes before that was measured.
-const UNKNOWN_INTERFERENCE: f64 = 0.5;
-/// Requests whose patience is over take one of so many parts of the time, as long as others are to go first.
-const AGED_PART: u32 = 4;
-/// Weight of the newest sample of interference.
-const NEWEST: f64 = 1.0 / 16.0;
 
 /// What to do now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,11 +59,22 @@ pub enum Next {
     Wait,
 }
 
+/// What became of a request that arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arrival {
+    /// It is to be started now, and counts as started.
+    Go,
+    /// It waits for its turn.
+    Waits,
+    /// Too many of its class wait. The schedule does not know it.
+    Refused,
+}
+
 /// The bounds of a schedule.
 #[derive(Clone, Copy, Debug)]
 pub struct ScheduleRules {
-    /// Least and most bytes in flight in each direction.
-    pub window: (u64, u64),
+    /// What is in flight in each direction.
+    pub window: WindowRules,
     /// How long a request of each class waits at most for others to go first, in the order of [`Class::ALL`]. That of
     /// [`Class::Need`] is not used: what an engine waits for goes first by its due time.
     pub patience: [Duration; 4],
@@ -80,12 +86,14 @@ pub struct ScheduleRules {
     pub engines: (usize, Duration),
     /// What a write may take less than the slack, for what is not predicted.
     pub guard: Duration,
+    /// After this time in flight a request does not count any more.
+    pub stall: Duration,
 }
 
 impl Default for ScheduleRules {
     fn default() -> Self {
         Self {
-            window: (4 << 20, 256 << 20),
+            window: WindowRules { least: 4 << 20, first: 4 << 20, most: 256 << 20, requests: 64 },
             patience: [
                 Duration::from_millis(100),
                 Duration::from_secs(1),
@@ -96,6 +104,7 @@ impl Default for ScheduleRules {
             most_bytes: 4 << 30,
             engines: (64, Duration::from_secs(5)),
             guard: Duration::from_millis(1),
+            stall: Duration::from_secs(5),
         }
     }
 }
@@ -109,54 +118,60 @@ enum Turn {
     Later,
 }
 
-/// A request in flight.
-#[derive(Clone, Copy, Debug)]
-struct Flight {
-    departure: Departure,
-    direction: Direction,
-    /// Whether it started because its patience was over.
-    is_aged: bool,
-    /// Of a read: whether a write was in flight beside it when it started.
-    is_mixed: bool,
-}
-
 /// See the module.
 #[derive(Clone, Debug)]
 pub struct Schedule {
     rules: ScheduleRules,
     queues: Queues,
-    flights: HashMap<u64, Flight>,
-    /// By direction.
-    windows: [FlightWindow; 2],
-    /// When the next request whose patience is over may start, by direction; `None` while one is in flight.
-    aged: [Option<Nanos>; 2],
+    flights: Flights,
     phases: Phases,
     pace: WritePace,
-    /// Seconds per byte of reads alone and beside writes.
-    read_costs: [Option<f64>; 2],
+    /// By class.
+    counts: [ClassCounts; 4],
+    /// Whether a write started since the last step.
+    has_written: bool,
+}
+
+/// What became of the requests of a class so far.
+#[derive(Clone, Copy, Debug, Default)]
+struct ClassCounts {
+    started: u64,
+    aged: u64,
+    refused: u64,
 }
 
 impl Schedule {
     /// Nothing waits, and no engine says what it does.
     #[must_use]
     pub fn new(rules: ScheduleRules) -> Self {
-        let (least, most) = rules.window;
         Self {
             queues: Queues::new(rules.most_waiting, rules.most_bytes),
-            flights: HashMap::new(),
-            windows: [FlightWindow::new(least, most), FlightWindow::new(least, most)],
-            aged: [Some(Nanos(0)); 2],
+            flights: Flights::new(rules.window, rules.stall),
             phases: Phases::new(rules.engines.0, rules.engines.1),
             pace: WritePace::new(whole(UNKNOWN_RATE)),
-            read_costs: [None; 2],
+            counts: Default::default(),
+            has_written: false,
             rules,
         }
     }
 
-    /// A request arrives. `false` if too many of its class wait: it is not in the schedule.
+    /// A request arrives. If it is its turn at once, it never waits in a queue.
     #[must_use]
-    pub fn arrive(&mut self, ask: Ask, now: Nanos) -> bool {
-        self.queues.push(ask, now)
+    pub fn arrive(&mut self, ask: Ask, now: Nanos) -> Arrival {
+        if self.has_turn(&ask, now) {
+            self.start(ask, false, now);
+            Arrival::Go
+        } else if self.queues.push(ask, now) {
+            Arrival::Waits
+        } else {
+            self.counts[ask.class as usize].refused += 1;
+            Arrival::Refused
+        }
+    }
+
+    /// A request starts that asks for no turn: it finds out whether the device works.
+    pub fn begin(&mut self, ask: Ask, now: Nanos) {
+        self.start(ask, false, now);
     }
 
     /// A request that waits is not wanted any more. `false` if it does not wait.
@@ -169,14 +184,20 @@ impl Schedule {
         self.phases.set(engine, phase, now);
     }
 
-    /// An engine ended.
-    pub fn forget_engine(&mut self, engine: EngineId) {
-        self.phases.forget(engine);
+    /// A process ended, and its engines with it.
+    pub fn forget_process(&mut self, process: u64) {
+        self.phases.forget(process);
     }
 
-    /// An engine measured a step: its time over that of the same step without writes, as its model predicts it.
+    /// All engines ended.
+    pub fn forget_engines(&mut self) {
+        self.phases.clear();
+    }
+
+    /// An engine measured a step: its time over that of the same step without writes, as its model predicts it. Without
+    /// a write since the last one it says nothing about writes.
     pub fn note_step(&mut self, ratio: f64) {
-        if self.in_flight(Direction::Write) > 0 {
+        if std::mem::take(&mut self.has_written) || self.in_flight(Direction::Write) > 0 {
             self.pace.note_step(ratio);
         }
     }
@@ -186,29 +207,20 @@ impl Schedule {
         if let Some(ask) = self.take_aged(now) {
             return self.start(ask, true, now);
         }
-        if let Some(ask) = self.take_read() {
+        if let Some(ask) = self.take_wanted() {
             return self.start(ask, false, now);
         }
         match self.take_rest(now) {
             Ok(ask) => self.start(ask, false, now),
+            // Others wait for the place of what the device does not answer.
+            Err(_) if self.has_waiting() && self.flights.forget_stalled(now) => self.next(now),
             Err(turn) => self.wait(turn, now),
         }
     }
 
     /// A request that was started has ended, with success or without.
     pub fn done(&mut self, id: u64, is_done: bool, now: Nanos) {
-        let Some(flight) = self.flights.remove(&id) else { return };
-        if flight.is_aged {
-            let taken = flight.departure.taken(now);
-            self.aged[flight.direction as usize] = Some(now.after(taken * (AGED_PART - 1)));
-        }
-        let has_writes = self.in_flight(Direction::Write) > 0;
-        let Flight { departure, direction, is_mixed, .. } = flight;
-        self.windows[direction as usize].end(departure, now, is_done);
-        if direction == Direction::Read && is_done && is_mixed == has_writes {
-            // A read beside writes for a part of its time says nothing.
-            self.note_read(departure, is_mixed, now);
-        }
+        self.flights.end(id, is_done, now);
     }
 
     /// Requests and bytes of a class that wait.
@@ -217,71 +229,107 @@ impl Schedule {
         self.queues.waiting(class)
     }
 
+    /// Whether any request waits.
+    #[must_use]
+    pub fn has_waiting(&self) -> bool {
+        !self.queues.is_empty()
+    }
+
+    /// Whether the device has what keeps it busy in this direction, so that a caller need not ask for more.
+    #[must_use]
+    pub fn is_full(&self, direction: Direction) -> bool {
+        self.flights.window(direction).is_full()
+            || Class::ALL.iter().any(|class| self.queues.first(*class, direction).is_some())
+    }
+
     /// Bytes in flight.
     #[must_use]
     pub fn in_flight(&self, direction: Direction) -> u64 {
-        self.window(direction).in_flight()
-    }
-
-    /// The rate of reads beside writes over that of reads alone, as it was measured.
-    #[must_use]
-    pub fn interference(&self) -> f64 {
-        match self.read_costs {
-            [Some(alone), Some(mixed)] => (alone / mixed).clamp(0.05, 1.0),
-            _ => UNKNOWN_INTERFERENCE,
-        }
-    }
-
-    fn window(&self, direction: Direction) -> &FlightWindow {
-        &self.windows[direction as usize]
-    }
-
-    fn has_space(&self, ask: &Ask) -> bool {
-        self.window(ask.direction).has_space(ask.bytes)
-    }
-
-    /// The bytes per second of a direction, or those of a slow disk before they were measured.
-    fn rate(&self, direction: Direction) -> f64 {
-        self.window(direction).bytes_per_s().unwrap_or(UNKNOWN_RATE)
+        self.flights.bytes(direction)
     }
 
     fn start(&mut self, ask: Ask, is_aged: bool, now: Nanos) -> Next {
-        let is_mixed = ask.direction == Direction::Read && self.in_flight(Direction::Write) > 0;
-        let departure = self.windows[ask.direction as usize].begin(ask.bytes, now);
-        if is_aged {
-            self.aged[ask.direction as usize] = None;
-        }
+        self.flights.begin(&ask, is_aged, now);
+        let counts = &mut self.counts[ask.class as usize];
+        counts.started += 1;
+        counts.aged += u64::from(is_aged);
+        self.has_written |= ask.direction == Direction::Write && ask.bytes > 0;
         if matches!(ask.class, Class::Save | Class::Upkeep)
             && self.phases.now(now) == Some(Phase::Decode)
         {
             self.pace.spend(ask.bytes, now);
         }
-        let flight = Flight { departure, direction: ask.direction, is_aged, is_mixed };
-        let before = self.flights.insert(ask.id, flight);
-        debug_assert!(before.is_none(), "request {} is in flight already", ask.id);
         Next::Go(ask.id)
+    }
+
+    /// What it does now.
+    #[must_use]
+    pub fn view(&self, now: Nanos) -> ScheduleView {
+        let classes = Class::ALL.map(|class| {
+            let (waiting, waiting_bytes) = self.queues.waiting(class);
+            let counts = &self.counts[class as usize];
+            let (started, aged, refused) = (counts.started, counts.aged, counts.refused);
+            ClassView { waiting, waiting_bytes, started, aged, refused }
+        });
+        let window = |direction: Direction| self.flights.window(direction).limit();
+        ScheduleView {
+            phase: self.phases.now(now),
+            engines: self.phases.count(now),
+            classes,
+            window_bytes: [window(Direction::Read), window(Direction::Write)],
+            pace: self.pace.rate(),
+            interference: self.flights.interference(),
+        }
+    }
+
+    /// Whether a request that arrives may start before all others.
+    fn has_turn(&mut self, ask: &Ask, now: Nanos) -> bool {
+        let waits = |class: Class| self.queues.waiting(class).0 > 0;
+        let is_first = match ask.class {
+            Class::Need => self.queues.first(Class::Need, ask.direction).is_none(),
+            Class::Prefetch => !waits(Class::Need) && !waits(Class::Prefetch),
+            Class::Save => !waits(Class::Save),
+            Class::Upkeep => !waits(Class::Save) && !waits(Class::Upkeep),
+        };
+        if !is_first || !self.flights.have_space(ask) {
+            return false;
+        }
+        match ask.class {
+            Class::Need | Class::Prefetch => true,
+            Class::Save | Class::Upkeep => matches!(self.turn(ask, now), Turn::Now),
+        }
     }
 
     /// The request whose patience was over first, if none of its direction is in flight for that reason.
     fn take_aged(&mut self, now: Nanos) -> Option<Ask> {
         let is_its_turn =
-            |direction: Direction| self.aged[direction as usize].is_some_and(|from| from <= now);
+            |direction| self.flights.aged_from(direction).is_some_and(|from| from <= now);
         let (class, direction) =
             self.queues.most_overdue(&self.rules.patience, now, is_its_turn)?;
         self.queues.take(class, direction)
     }
 
-    /// The next read that an engine waits for, or soon will.
-    fn take_read(&mut self) -> Option<Ask> {
+    /// The next request that an engine waits for, or soon will.
+    fn take_wanted(&mut self) -> Option<Ask> {
         for direction in [Direction::Read, Direction::Write] {
-            if self.queues.first(Class::Need, direction).is_some_and(|ask| self.has_space(ask)) {
+            if self
+                .queues
+                .first(Class::Need, direction)
+                .is_some_and(|ask| self.flights.have_space(ask))
+            {
                 return self.queues.take(Class::Need, direction);
             }
         }
-        let is_next = self.queues.waiting(Class::Need).0 == 0;
-        let first = self.queues.first(Class::Prefetch, Direction::Read);
-        (is_next && first.is_some_and(|ask| self.has_space(ask)))
-            .then(|| self.queues.take(Class::Prefetch, Direction::Read))?
+        if self.queues.waiting(Class::Need).0 > 0 {
+            return None;
+        }
+        let fits = |direction: &Direction| {
+            self.queues
+                .first(Class::Prefetch, *direction)
+                .is_some_and(|ask| self.flights.have_space(ask))
+        };
+        let direction = [Direction::Read, Direction::Write].into_iter().find(fits)?;
+        self.queues.take(Class::Prefetch, direction)
     }
 
     /// The next request that nobody waits for, or when it has its turn; no turn if none waits or fits.
@@ -291,7 +339,7 @@ impl Schedule {
         // Reads of upkeep delay others less.
         for direction in [Direction::Read, Direction::Write] {
             let Some(ask) = self.queues.first(class, direction).copied() else { continue };
-            if !self.has_space(&ask) {
+            if !self.flights.have_space(&ask) {
                 continue;
             }
             return match self.turn(&ask, now) {
@@ -310,7 +358,7 @@ impl Schedule {
                 if taken > self.slack_s(slack, now) { Turn::Later } else { Turn::Now }
             }
             Some(Phase::Decode) => {
-                self.pace.set_most(whole(self.rate(Direction::Write)));
+                self.pace.set_most(whole(self.flights.rate(Direction::Write)));
                 let wait = self.pace.wait(now);
                 if wait.is_zero() { Turn::Now } else { Turn::At(now.after(wait)) }
             }
@@ -323,25 +371,21 @@ impl Schedule {
 
     /// By how many seconds a request delays reads that run beside it, at most.
     fn seconds_beside(&self, ask: &Ask) -> f64 {
-        real(ask.bytes) / self.rate(ask.direction) * (1.0 - self.interference()).max(0.05)
+        real(ask.bytes) / self.flights.rate(ask.direction)
+            * (1.0 - self.flights.interference()).max(0.05)
     }
 
     /// How many seconds all reads that engines wait for may be delayed: what the engine says, or less if one that waits
     /// is due earlier.
     fn slack_s(&self, slack: Duration, now: Nanos) -> f64 {
-        let (rate, in_flight) = (self.rate(Direction::Read), self.in_flight(Direction::Read));
+        let (rate, in_flight) =
+            (self.flights.rate(Direction::Read), self.in_flight(Direction::Read));
         self.queues.laxity_s(rate, in_flight, now).min(slack.as_secs_f64())
-    }
-
-    fn note_read(&mut self, departure: Departure, is_mixed: bool, now: Nanos) {
-        let Some(cost) = departure.seconds_per_byte(now) else { return };
-        let known = &mut self.read_costs[usize::from(is_mixed)];
-        *known = Some(known.map_or(cost, |before| before + (cost - before) * NEWEST));
     }
 
     /// Nothing starts now: until when. A request that the phase holds back may start when that ends.
     fn wait(&self, held_back: Option<Turn>, now: Nanos) -> Next {
-        let may_start_from = |direction: Direction| self.aged[direction as usize];
+        let may_start_from = |direction| self.flights.aged_from(direction);
         let overdue = self.queues.next_overdue(&self.rules.patience, may_start_from);
         let overdue = overdue.map(|at| at.max(now.after(Duration::from_nanos(1))));
         let phase_end = self.phases.next_end(now).filter(|_| held_back.is_some());
@@ -349,7 +393,8 @@ impl Schedule {
             Some(Turn::At(at)) => Some(at),
             _ => None,
         };
-        let next = [turn, overdue, phase_end].into_iter().flatten().min();
+        let stall = if self.has_waiting() { self.flights.next_stall() } else { None };
+        let next = [turn, overdue, phase_end, stall].into_iter().flatten().min();
         next.map_or(Next::Wait, Next::WaitUntil)
     }
 }

@@ -47,7 +47,8 @@ impl WritePace {
         self.bucket.set_rate(self.rate());
     }
 
-    fn rate(&self) -> u64 {
+    /// Bytes per second.
+    pub(super) fn rate(&self) -> u64 {
         whole(real(self.most) * self.part).max(1)
     }
 

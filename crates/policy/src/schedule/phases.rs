@@ -9,7 +9,12 @@ use dalsegno_core::Nanos;
 
 /// Names an engine of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct EngineId(pub u64);
+pub struct EngineId {
+    /// The process that speaks for it.
+    pub process: u64,
+    /// Its number in that process.
+    pub number: u64,
+}
 
 /// What an engine does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,9 +71,19 @@ impl Phases {
         self.engines.push((engine, phase, until));
     }
 
-    /// An engine ended.
-    pub(super) fn forget(&mut self, engine: EngineId) {
-        self.engines.retain(|(known, ..)| *known != engine);
+    /// A process ended, and its engines with it.
+    pub(super) fn forget(&mut self, process: u64) {
+        self.engines.retain(|(known, ..)| known.process != process);
+    }
+
+    /// All engines ended.
+    pub(super) fn clear(&mut self) {
+        self.engines.clear();
+    }
+
+    /// How many engines say what they do.
+    pub(super) fn count(&self, now: Nanos) -> usize {
+        self.engines.iter().filter(|(.., until)| *until > now).count()
     }
 
     /// The most urgent phase; `None` if no engine says what it does.
@@ -88,6 +103,11 @@ mod tests {
     use super::*;
 
     const TERM: Duration = Duration::from_secs(1);
+
+    fn engine(process: u64) -> EngineId {
+        EngineId { process, number: 1 }
+    }
+
     const HASTY: Phase = Phase::Prefill { slack: Duration::ZERO };
     const CALM: Phase = Phase::Prefill { slack: Duration::from_millis(5) };
 
@@ -95,24 +115,24 @@ mod tests {
     fn the_most_urgent_engine_counts() {
         let mut phases = Phases::new(4, TERM);
         assert_eq!(phases.now(Nanos(0)), None);
-        for (engine, phase, now) in [
+        for (number, phase, now) in [
             (1, Phase::Idle, Phase::Idle),
             (2, Phase::Decode, Phase::Decode),
             (3, CALM, CALM),
             (1, HASTY, HASTY),
             (1, Phase::Decode, CALM),
         ] {
-            phases.set(EngineId(engine), phase, Nanos(0));
+            phases.set(engine(number), phase, Nanos(0));
             assert_eq!(phases.now(Nanos(0)), Some(now));
         }
-        phases.forget(EngineId(3));
+        phases.forget(3);
         assert_eq!(phases.now(Nanos(0)), Some(Phase::Decode));
     }
 
     #[test]
     fn an_engine_that_dies_in_prefill_is_forgotten_after_its_term() {
         let mut phases = Phases::new(4, TERM);
-        phases.set(EngineId(1), HASTY, Nanos(0));
+        phases.set(engine(1), HASTY, Nanos(0));
         let end = Nanos(0).after(TERM);
         assert_eq!(
             (phases.now(Nanos(end.0 - 1)), phases.next_end(Nanos(0))),
@@ -126,9 +146,9 @@ mod tests {
     #[test]
     fn so_many_engines_are_remembered_and_no_more() {
         let mut phases = Phases::new(2, TERM);
-        phases.set(EngineId(0), HASTY, Nanos(0));
-        for engine in 1..1000 {
-            phases.set(EngineId(engine), Phase::Decode, Nanos(engine));
+        phases.set(engine(0), HASTY, Nanos(0));
+        for number in 1..1000 {
+            phases.set(engine(number), Phase::Decode, Nanos(number));
         }
         assert_eq!(phases.engines.len(), 2);
         assert_eq!(phases.now(Nanos(1000)), Some(Phase::Decode), "the oldest was forgotten");

@@ -6,10 +6,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use dalsegno_core::Nanos;
+use dalsegno_core::{Class, Nanos};
 use hashbrown::HashMap;
 
-use super::ask::{Ask, Class, Direction};
+use super::ask::{Ask, Direction};
 use super::numbers::real;
 
 /// Requests whose due times are looked at one by one; the others are due when the last of these is.
@@ -87,6 +87,11 @@ impl Queues {
         self.places.remove(&ask.id);
         self.bytes[class as usize] -= ask.bytes;
         Some(ask)
+    }
+
+    /// Whether nothing waits.
+    pub(super) fn is_empty(&self) -> bool {
+        self.places.is_empty()
     }
 
     /// Requests and bytes of a class.

@@ -2,7 +2,8 @@
 //!
 //! A device that has more requests than it can work on answers all of them late, also those that are urgent. So the
 //! window is the smallest one that brings the highest rate, found by trying: it doubles while that brings clearly more,
-//! and is halved when half of it brings nearly as much. A rate counts only if the window was what bounded it.
+//! and is halved when half of it brings nearly as much. A rate counts only if the window was what bounded it. Requests
+//! are bounded in number too: a device does not work on more of them.
 
 use std::time::Duration;
 
@@ -30,6 +31,11 @@ pub(super) struct Departure {
 }
 
 impl Departure {
+    /// When it started.
+    pub(super) fn began(&self) -> Nanos {
+        self.at
+    }
+
     /// How long it has been in flight.
     pub(super) fn taken(&self, now: Nanos) -> Duration {
         now.since(self.at)
@@ -62,6 +68,19 @@ enum Trial {
     Half(f64),
 }
 
+/// What bounds a window.
+#[derive(Clone, Copy, Debug)]
+pub struct WindowRules {
+    /// Least bytes in flight, if there are more.
+    pub least: u64,
+    /// Bytes in flight before anything was measured.
+    pub first: u64,
+    /// Most bytes in flight.
+    pub most: u64,
+    /// Most requests in flight.
+    pub requests: usize,
+}
+
 /// The limit, and what is tried.
 #[derive(Clone, Copy, Debug)]
 struct Climb {
@@ -82,6 +101,8 @@ pub(super) struct FlightWindow {
     round: Round,
     /// Bytes in flight that started with another window.
     earlier: u64,
+    most_requests: usize,
+    requests: usize,
     in_flight: u64,
     delivered: u64,
     delivered_at: Nanos,
@@ -91,12 +112,14 @@ pub(super) struct FlightWindow {
 }
 
 impl FlightWindow {
-    /// Of `least` to `most` bytes.
-    pub(super) fn new(least: u64, most: u64) -> Self {
+    pub(super) fn new(rules: WindowRules) -> Self {
+        let WindowRules { least, first, most, requests } = rules;
         let most = most.max(least);
-        let (trial, is_larger_next) = (Trial::None, true);
+        let (limit, trial, is_larger_next) = (first.clamp(least, most), Trial::None, true);
         Self {
-            climb: Climb { least, most, limit: least, trial, is_larger_next, pause: 0 },
+            climb: Climb { least, most, limit, trial, is_larger_next, pause: 0 },
+            most_requests: requests.max(1),
+            requests: 0,
             round: Round::default(),
             earlier: 0,
             in_flight: 0,
@@ -117,9 +140,20 @@ impl FlightWindow {
         self.rates.iter().copied().reduce(f64::max)
     }
 
+    /// Bytes in flight that keep the device busy, as far as is known now.
+    pub(super) fn limit(&self) -> u64 {
+        self.climb.limit
+    }
+
     /// Whether a request of so many bytes may start. One always may.
     pub(super) fn has_space(&self, bytes: u64) -> bool {
-        self.in_flight == 0 || self.in_flight.saturating_add(bytes) <= self.climb.limit
+        let fits = self.in_flight.saturating_add(bytes) <= self.climb.limit;
+        self.requests == 0 || self.requests < self.most_requests && fits
+    }
+
+    /// Whether what is in flight keeps the device busy.
+    pub(super) fn is_full(&self) -> bool {
+        self.requests >= self.most_requests || self.in_flight >= self.climb.limit
     }
 
     /// A request starts.
@@ -129,6 +163,7 @@ impl FlightWindow {
             self.delivered_at = now;
             (self.round, self.earlier) = (Round::default(), 0);
         }
+        self.requests += 1;
         self.in_flight += bytes;
         self.round.since.get_or_insert(now);
         self.round.begun += 1;
@@ -136,9 +171,15 @@ impl FlightWindow {
         Departure { at: now, bytes, delivered: self.delivered, delivered_at: self.delivered_at }
     }
 
+    /// A request does not count any more, although it has not ended.
+    pub(super) fn forget(&mut self, departure: Departure) {
+        self.requests = self.requests.saturating_sub(1);
+        self.in_flight = self.in_flight.saturating_sub(departure.bytes);
+    }
+
     /// A request has ended. What failed says nothing about the rate.
     pub(super) fn end(&mut self, departure: Departure, now: Nanos, is_done: bool) {
-        self.in_flight = self.in_flight.saturating_sub(departure.bytes);
+        self.forget(departure);
         if !is_done || departure.bytes == 0 {
             return;
         }
@@ -226,11 +267,15 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
+    fn rules(least: u64, most: u64) -> WindowRules {
+        WindowRules { least, first: least, most, requests: usize::MAX }
+    }
+
     /// Keeps a window full of requests of `bytes` each, at a device that moves `rate` bytes per second and adds `delay`
     /// to each request. Returns the window and the bytes per second of its
     /// second half.
     fn run(bytes: u64, rate: f64, delay: Duration, count: usize) -> (FlightWindow, f64) {
-        let mut window = FlightWindow::new(MIB, 1 << 30);
+        let mut window = FlightWindow::new(rules(MIB, 1 << 30));
         let (mut now, mut device_free) = (Nanos(0), Nanos(0));
         let mut flying: VecDeque<(Departure, Nanos)> = VecDeque::new();
         let (mut moved, mut half) = (0, Nanos(0));
@@ -268,8 +313,19 @@ mod tests {
     }
 
     #[test]
+    fn requests_are_bounded_in_number_too() {
+        let mut window = FlightWindow::new(WindowRules { requests: 2, ..rules(MIB, MIB) });
+        let syncs: Vec<_> = (0..2).map(|at| window.begin(0, Nanos(at))).collect();
+        assert!(!window.has_space(0) && window.is_full());
+        window.end(syncs[0], Nanos(5), true);
+        assert!(window.has_space(MIB) && !window.has_space(2 * MIB) && !window.is_full());
+        window.forget(syncs[1]);
+        assert!(window.has_space(2 * MIB), "one always may start");
+    }
+
+    #[test]
     fn a_request_that_is_larger_than_the_window_starts_alone() {
-        let mut window = FlightWindow::new(MIB, 2 * MIB);
+        let mut window = FlightWindow::new(rules(MIB, 2 * MIB));
         assert!(window.has_space(64 * MIB));
         let large = window.begin(64 * MIB, Nanos(0));
         assert!(!window.has_space(1));
@@ -279,7 +335,7 @@ mod tests {
 
     #[test]
     fn clocks_that_jump_and_failures_leave_the_rate_alone() {
-        let mut window = FlightWindow::new(MIB, 2 * MIB);
+        let mut window = FlightWindow::new(rules(MIB, 2 * MIB));
         let failed = window.begin(MIB, Nanos(5_000));
         window.end(failed, Nanos(9_000), false);
         let back = window.begin(MIB, Nanos(5_000));

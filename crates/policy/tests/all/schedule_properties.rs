@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use dalsegno_core::Nanos;
+use dalsegno_core::{Class, Nanos};
 use dalsegno_policy::schedule::{
-    Ask, Class, Direction, EngineId, Next, Phase, Schedule, ScheduleRules,
+    Arrival, Ask, Direction, EngineId, Next, Phase, Schedule, ScheduleRules, WindowRules,
 };
 use proptest::prelude::*;
 
@@ -163,7 +163,7 @@ impl Rig {
                 && self.schedule.in_flight(Direction::Read) == ask.bytes));
         }
         let beside = self.schedule.in_flight(ask.direction) - ask.bytes;
-        let most = self.rules.window.1 + if is_aged { ask.bytes } else { 0 };
+        let most = self.rules.window.most + if is_aged { ask.bytes } else { 0 };
         assert!(beside == 0 || beside + ask.bytes <= most, "more in flight than the window");
         self.known.get_mut(&id).unwrap().begun = Some(self.now);
         let at = ask.direction as usize;
@@ -222,15 +222,19 @@ impl Rig {
                 let due = due.filter(|_| *class == Class::Need);
                 let ask =
                     Ask { id: number, direction: *direction, class: *class, bytes: *bytes, due };
-                if self.schedule.arrive(ask, now) {
-                    let known = Known { ask, since: self.now, begun: None };
-                    assert!(self.known.insert(number, known).is_none());
-                } else {
+                let arrival = self.schedule.arrive(ask, now);
+                if arrival == Arrival::Refused {
                     self.refused += 1;
+                    return;
+                }
+                let known = Known { ask, since: self.now, begun: None };
+                assert!(self.known.insert(number, known).is_none());
+                if arrival == Arrival::Go {
+                    self.begin(number);
                 }
             }
             Event::Say { engine, phase } => {
-                self.schedule.set_phase(EngineId(*engine), *phase, now);
+                self.schedule.set_phase(EngineId { process: *engine, number: 0 }, *phase, now);
                 let until = self.now + nanos(self.rules.engines.1);
                 self.phases.insert(*engine, (*phase, until));
             }
@@ -250,7 +254,7 @@ fn run(rules: ScheduleRules, events: &[(u64, Event)]) -> Rig {
 }
 
 fn small_rules() -> ScheduleRules {
-    let window = (1 << 20, 4 << 20);
+    let window = WindowRules { least: 1 << 20, first: 1 << 20, most: 4 << 20, requests: 8 };
     ScheduleRules { window, most_waiting: 20, most_bytes: 16 << 20, ..ScheduleRules::default() }
 }
 
@@ -296,7 +300,7 @@ proptest! {
             rig.apply(number as u64, event);
         }
         // It says so again and again, for longer than the longest patience.
-        let engine = EngineId(9);
+        let engine = EngineId { process: 9, number: 0 };
         for _ in 0..25 {
             rig.run_to(rig.now + 1_000 * MS);
             let phase = Phase::Prefill { slack: Duration::ZERO };
@@ -323,7 +327,12 @@ proptest! {
             let Event::Arrive { class, direction, bytes, due_ms } = event else { unreachable!() };
             let due = due_ms.map(|ms| Nanos(ms * MS));
             let ask = Ask { id: number as u64, direction: *direction, class: *class, bytes: *bytes, due };
-            accepted += usize::from(schedule.arrive(ask, Nanos(*now)));
+            match schedule.arrive(ask, Nanos(*now)) {
+                Arrival::Go => begun.push(ask.id),
+                Arrival::Waits => {}
+                Arrival::Refused => continue,
+            }
+            accepted += 1;
             while let Next::Go(id) = schedule.next(Nanos(*now)) {
                 begun.push(id);
             }
@@ -374,17 +383,47 @@ fn a_write_waits_for_slack_and_reads_go_by_their_due_times() {
     let now = Nanos(MS);
     let ask = |id, class, direction, due| Ask { id, direction, class, bytes: 1 << 20, due };
     let prefill = |ms| Phase::Prefill { slack: Duration::from_millis(ms) };
-    schedule.set_phase(EngineId(1), prefill(0), now);
-    assert!(schedule.arrive(ask(1, Class::Save, Direction::Write, None), now));
+    schedule.set_phase(EngineId { process: 1, number: 0 }, prefill(0), now);
+    let save = ask(1, Class::Save, Direction::Write, None);
+    assert_eq!(schedule.arrive(save, now), Arrival::Waits);
     assert!(matches!(schedule.next(now), Next::WaitUntil(_)));
-    assert!(schedule.arrive(ask(2, Class::Need, Direction::Read, Some(Nanos(9 * MS))), now));
-    assert!(schedule.arrive(ask(3, Class::Need, Direction::Read, Some(Nanos(3 * MS))), now));
+    // The window has space for four reads of 1 MiB.
+    for id in 10..14 {
+        let read = ask(id, Class::Need, Direction::Read, None);
+        assert_eq!(schedule.arrive(read, now), Arrival::Go);
+    }
+    for (id, due) in [(2, 9 * MS), (3, 3 * MS)] {
+        let read = ask(id, Class::Need, Direction::Read, Some(Nanos(due)));
+        assert_eq!(schedule.arrive(read, now), Arrival::Waits);
+    }
+    for id in 10..14 {
+        schedule.done(id, true, now);
+    }
     assert_eq!([schedule.next(now), schedule.next(now)], [Next::Go(3), Next::Go(2)]);
     schedule.done(3, true, Nanos(2 * MS));
     schedule.done(2, true, Nanos(3 * MS));
     // Unmeasured, a write of 1 MiB takes 10 ms, and delays reads by half of that.
-    schedule.set_phase(EngineId(1), prefill(4), now);
+    schedule.set_phase(EngineId { process: 1, number: 0 }, prefill(4), now);
     assert!(matches!(schedule.next(now), Next::WaitUntil(_)));
-    schedule.set_phase(EngineId(1), prefill(8), now);
+    schedule.set_phase(EngineId { process: 1, number: 0 }, prefill(8), now);
     assert_eq!(schedule.next(now), Next::Go(1));
+}
+
+#[test]
+fn a_request_that_the_device_does_not_answer_keeps_no_other_one_back() {
+    let rules = ScheduleRules::default();
+    let mut schedule = Schedule::new(rules);
+    let read =
+        |id| Ask { id, direction: Direction::Read, class: Class::Need, bytes: 8 << 20, due: None };
+    assert_eq!(schedule.arrive(read(1), Nanos(MS)), Arrival::Go);
+    assert_eq!(schedule.arrive(read(2), Nanos(2 * MS)), Arrival::Waits);
+    let end = Nanos(MS).after(rules.stall);
+    assert_eq!(schedule.next(Nanos(3 * MS)), Next::WaitUntil(end));
+    assert_eq!(schedule.next(end), Next::Go(2));
+    // Its late end changes nothing for others.
+    assert_eq!(schedule.arrive(read(3), end), Arrival::Waits);
+    schedule.done(1, true, end);
+    assert_eq!(schedule.in_flight(Direction::Read), 8 << 20);
+    schedule.done(2, true, end);
+    assert_eq!(schedule.next(end), Next::Go(3));
 }

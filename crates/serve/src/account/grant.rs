@@ -49,6 +49,11 @@ pub(crate) struct NamespaceShare {
 }
 
 impl Account {
+    /// The process.
+    pub(crate) fn process(&self) -> u64 {
+        self.client.process
+    }
+
     /// Bytes that the process may have in leases to copy.
     pub(crate) fn most_copy_bytes(&self) -> u64 {
         self.accounts.book.lock().bounds().copy_bytes.process

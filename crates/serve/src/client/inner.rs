@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use dalsegno_core::{ChainHash, Clock, Deadline, Error, ErrorKind, NamespaceId, Result};
+use dalsegno_core::{ChainHash, Class, Clock, Deadline, Error, ErrorKind, NamespaceId, Result};
 use dalsegno_io::{Call, Process, SystemClock};
 use dalsegno_store::{
     Direction, GetReport, Located, Put, PutOutcome, PutReport, Scope, Stats, Terms, Transfer,
@@ -112,7 +112,7 @@ impl Inner {
         for hashes in chain.chunks(MOST_HASHES) {
             let pieces = hashes.chunks(LOCATED_TOGETHER);
             let questions = pieces.clone().map(|piece| look(namespace, Look::Locate, piece));
-            let call = Call::foreground();
+            let call = Call::of(Class::Need);
             let server = parts.server();
             let Ok(answers) =
                 server.and_then(|server| server.call_in_parts(namespace, &questions, &call))
@@ -193,7 +193,7 @@ impl Parts {
         namespace: impl Into<Option<NamespaceId>>,
         message: &[u8],
     ) -> std::result::Result<Vec<u8>, Lost> {
-        self.ask_within(namespace, message, &Call::foreground())
+        self.ask_within(namespace, message, &Call::of(Class::Need))
     }
 
     /// As [`Parts::ask`], within a call.

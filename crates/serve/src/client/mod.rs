@@ -37,7 +37,7 @@ use dalsegno_core::{ChainHash, ErrorKind, Namespace, NamespaceId, Result, StoreI
 use dalsegno_io::{Executor, SystemClock};
 use dalsegno_store::{
     Cause, Direction, GetReport, Keep, LayerSpan, LayerWriter, Load, LoadProgress, LoadTarget,
-    Located, Memory, Outcome, PageTarget, PagedBlocks, Put, PutOutcome, PutReport, Region,
+    Located, Memory, Outcome, PageTarget, PagedBlocks, Phase, Put, PutOutcome, PutReport, Region,
     RegisterOptions, Scope, Terms, Transfer, TransferLanes, absolute, check_get, check_pages,
     no_thread,
 };
@@ -54,7 +54,7 @@ use self::link::Link;
 pub(crate) use self::load::understand;
 use self::load::{BlockLoad, Destination};
 use self::watch_lines::WatchLines;
-use crate::wire::{self, Look, MOST_HASHES, Reply, Request};
+use crate::wire::{self, Look, MOST_HASHES, MOST_STEPS, Reply, Request};
 
 /// Threads of each direction for transfers, and transfers that may wait for them.
 const LANES: (u32, u32) = (2, 256);
@@ -193,6 +193,17 @@ impl Client {
             }
         }
         Ok(parts.link.namespaces())
+    }
+
+    /// See [`Store::set_phase`](dalsegno_store::Store::set_phase); `engine` is the number of an engine in this process.
+    /// It never waits: while the server is away or all connections are used, nothing is said.
+    pub fn set_phase(&self, engine: u64, phase: Phase, steps: &[f64]) -> Result<()> {
+        let parts = self.enter()?;
+        if let Ok(server) = parts.server() {
+            let steps = &steps[steps.len().saturating_sub(MOST_STEPS)..];
+            server.reach().send_at_once(&wire::phase_message(engine, phase, steps));
+        }
+        Ok(())
     }
 
     /// See [`Store::probe`](dalsegno_store::Store::probe).

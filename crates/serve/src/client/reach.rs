@@ -153,6 +153,20 @@ impl Reach {
         work(Some(timeout)).map_err(|error| self.lost(&error, beat))
     }
 
+    /// Sends a message that has no answer, if a connection is idle and takes it at once: this never waits.
+    pub(super) fn send_at_once(&self, message: &[u8]) {
+        if !self.arena.is_here() {
+            return;
+        }
+        let Some(mut connection) = self.connections.take_idle() else { return };
+        let beat = self.arena.heartbeat();
+        let sent = match connection.report(message, Some(Duration::ZERO)) {
+            Ok(()) | Err(ChannelError::Timeout) => Ok(()),
+            Err(error) => Err(self.lost(&error, beat)),
+        };
+        self.settle(connection, &sent);
+    }
+
     /// Reports leases that ended to the server.
     pub(super) fn report_ended(
         &self,

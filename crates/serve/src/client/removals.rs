@@ -3,7 +3,7 @@
 //! 1. A server that ended, or a connection that broke, is a gap: nothing says what left meanwhile.
 //! 2. A client that was closed has no connection, also none of a watch.
 
-use dalsegno_core::{Error, Result};
+use dalsegno_core::{Class, Error, Result};
 use dalsegno_io::Call;
 use dalsegno_store::{MAX_WATCHED_BLOCKS, Removals, Terms};
 use std::sync::Arc;
@@ -104,6 +104,6 @@ impl ServedWatch {
 
     fn call(&self) -> Call {
         let terms = Terms::within(TIMEOUT);
-        self.client.enter().map_or_else(|_| Call::foreground(), |parts| terms.call(&parts.clock))
+        self.client.enter().map_or_else(|_| Call::of(Class::Need), |parts| terms.call(&parts.clock))
     }
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 use dalsegno_core::{Clock, Deadline};
 use dalsegno_io::{IoError, SealedFile};
 use dalsegno_store::{
-    ChainHash, Compression, Error, Keep, Memory, Namespace, NamespaceId, Pool, PoolBlock, PoolPut,
-    PutOutcome, RegisterOptions, Result, Terms, format_bytes,
+    ChainHash, Compression, EngineId, Error, Keep, Memory, Namespace, NamespaceId, Phase, Pool,
+    PoolBlock, PoolPut, PutOutcome, RegisterOptions, Result, Terms, format_bytes,
 };
 
 use super::outgoing::{Handled, Outgoing, Trouble, count};
@@ -182,6 +182,15 @@ impl Exchange<'_> {
         let hashes = wire::hashes_of(self.tail)?;
         let hashes = if all { None } else { Some(hashes.as_slice()) };
         Ok(count(self.pool.store().remove(namespace, hashes, terms)?))
+    }
+
+    pub(super) fn phase(&self, engine: EngineId, phase: Phase, steps: &[u32]) -> Handled {
+        if steps.len() > wire::MOST_STEPS {
+            return Err(Malformed("too many steps").into());
+        }
+        let ratios: Vec<f64> = steps.iter().map(|step| f64::from(*step) / 1e3).collect();
+        self.pool.store().set_phase(engine, phase, &ratios)?;
+        Ok(Outgoing::Nothing)
     }
 
     pub(super) fn stats(&self) -> Outgoing {

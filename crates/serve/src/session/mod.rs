@@ -16,7 +16,7 @@ use std::time::Duration;
 use dalsegno_core::{Clock, Deadline};
 use dalsegno_io::SealedFile;
 use dalsegno_store::{
-    Error, ErrorKind, Keep, NamespaceId, Pool, RemovalWatch, Result, Scope, Terms,
+    EngineId, Error, ErrorKind, Keep, NamespaceId, Phase, Pool, RemovalWatch, Result, Scope, Terms,
 };
 
 use self::exchange::{Exchange, PutRequest, not_read};
@@ -80,6 +80,16 @@ struct Greeted {
     window: Option<SealedFile>,
     watch: Option<Watched>,
     ahead: ReadAhead,
+    /// None before it spoke for an engine.
+    speaker: Option<Speaker>,
+}
+
+/// A process that spoke for its engines. When it is dropped, they are forgotten; one that speaks over another
+/// connection says soon again what it does.
+#[derive(Debug)]
+struct Speaker {
+    pool: Pool,
+    process: u64,
 }
 
 /// A watch of removals, and its part of what the server notes.
@@ -210,7 +220,20 @@ impl Session {
             }
             Request::Take { limit } => greeted.take(limit),
             Request::Waiting => Ok(count(greeted.watch()?.waiting() as u64)),
+            Request::Phase { engine, phase, slack_ns, steps } => {
+                let phase = phase_of(phase, slack_ns)?;
+                let process = account.process();
+                greeted.speaker.get_or_insert_with(|| Speaker { pool: pool.clone(), process });
+                call.phase(EngineId { process, number: engine }, phase, &steps)
+            }
         }
+    }
+}
+
+impl Drop for Speaker {
+    fn drop(&mut self) {
+        // A closed store has forgotten them.
+        drop(self.pool.store().forget_engines_of(self.process));
     }
 }
 
@@ -247,6 +270,16 @@ fn welcome(pool: &Pool, version: u32) -> Result<Reply> {
         arena_bytes: header.arena_bytes() as u64,
         limits: serde_json::to_string(store.limits()).expect("plain fields"),
     })
+}
+
+/// What an engine does; `slack_ns` is that of prefill.
+fn phase_of(phase: u8, slack_ns: u64) -> std::result::Result<Phase, Malformed> {
+    match phase {
+        0 => Ok(Phase::Prefill { slack: Duration::from_nanos(slack_ns) }),
+        1 => Ok(Phase::Decode),
+        2 => Ok(Phase::Idle),
+        _ => Err(Malformed("an unknown phase")),
+    }
 }
 
 fn window_of(descriptors: Vec<OwnedFd>) -> std::result::Result<SealedFile, Trouble> {

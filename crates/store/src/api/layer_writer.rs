@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{ChainHash, Clock, Error, ErrorKind, KvLayout, Result};
+use dalsegno_core::{ChainHash, Class, Clock, Error, ErrorKind, KvLayout, Result};
 use dalsegno_io::{
     Call, Copier, CopyBatch, Memory, PageSlice, PagedBlocks, SliceCopy, StreamPoint, copy_all,
 };
@@ -219,7 +219,7 @@ impl LayerWriter {
 
     fn store(&self, stored: Range<u32>, filled: GatheredLayer, terms: &Terms) -> Result<()> {
         let clock = self.host.enter()?;
-        let call = terms.call(clock.as_ref());
+        let call = terms.call_of(Class::Save, clock.as_ref());
         let given = &filled.slices.slices;
         if given.len() != self.count {
             let (given, count) = (given.len(), self.count);
@@ -338,7 +338,7 @@ impl LayerWriter {
     /// stored, also for lack of time: what was gathered is gone then; `Closed`.
     pub fn commit(&self, keep: Keep, terms: &Terms) -> Result<usize> {
         let clock = self.host.enter()?;
-        let call = terms.call(clock.as_ref());
+        let call = terms.call_of(Class::Save, clock.as_ref());
         let mut progress = self.lock(&call, clock.as_ref())?;
         let missing: Vec<u32> = match &*progress {
             LayerProgress::Gathering { layers, .. } => {

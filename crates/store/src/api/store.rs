@@ -8,6 +8,7 @@ use dalsegno_core::{ChainHash, Config, Error, Limits, Namespace, NamespaceId, Re
 use dalsegno_extent::Cause;
 use dalsegno_index::Scope;
 use dalsegno_io::{Memory, PagedBlocks, Region};
+use dalsegno_policy::schedule::{EngineId, Phase};
 
 use crate::api::door::Door;
 use crate::api::door::Start;
@@ -24,9 +25,8 @@ use crate::open::assemble::assemble;
 use crate::open::parts::{Parts, parts_of};
 use crate::put::report::{PutOutcome, PutReport};
 use crate::put::writer::{Put, PutOrigin};
-use crate::read::get_blocks::{GetRequest, get};
 use crate::read::lease::{Lease, lease};
-use crate::read::load::{LoadWork, copy_lease};
+use crate::read::load::{GetRequest, LoadWork, copy_lease, get};
 use crate::read::outcome::{GetReport, Outcome};
 use crate::sizes::check_pages;
 use crate::stats::Stats;
@@ -115,6 +115,10 @@ impl Store {
     /// A call that does not end within ten seconds, because the device hangs, is left behind. The directory stays
     /// locked until that call ends and the device has completed every write and sync.
     pub fn close(&self) {
+        if let Ok(open) = self.door.enter() {
+            // What they computed is written now.
+            open.order.forget_engines();
+        }
         self.door.close(|deadline, clock| self.transfers.stop(deadline, clock));
     }
 
@@ -304,6 +308,43 @@ impl Store {
         terms: &Terms,
     ) -> Result<u64> {
         self.door.enter()?.remove(namespace, hashes, terms)
+    }
+
+    /// An engine says what it does from now on, so that requests to the device start when they delay none of its: see
+    /// [`Phase`]. It is believed for five seconds; one that says nothing counts as none.
+    ///
+    /// `steps` is how long its steps since the last call took: each over the same step beside no write, as its model
+    /// predicts it. They set the pace of saves while it decodes.
+    ///
+    /// ```
+    /// use dalsegno_store::{EngineId, Phase};
+    /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/example.rs")); }
+    /// # let (_dir, store, _id) = example::store();
+    ///
+    /// let engine = EngineId { process: 0, number: 1 };
+    /// store.set_phase(engine, Phase::Decode, &[1.01, 0.99])?;
+    /// assert_eq!(store.stats().schedule.phase, "decode");
+    /// store.forget_engines_of(0)?;
+    /// assert_eq!(store.stats().schedule.phase, "unknown");
+    /// # Ok::<(), dalsegno_store::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `Closed`.
+    pub fn set_phase(&self, engine: EngineId, phase: Phase, steps: &[f64]) -> Result<()> {
+        self.door.enter()?.order.set_phase(engine, phase, steps);
+        Ok(())
+    }
+
+    /// A process ended, and its engines with it.
+    ///
+    /// # Errors
+    ///
+    /// `Closed`.
+    pub fn forget_engines_of(&self, process: u64) -> Result<()> {
+        self.door.enter()?.order.forget_process(process);
+        Ok(())
     }
 
     /// Starts to note the blocks that leave the store: evicted, quarantined or removed, in any namespace. At most

@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Weak};
 
-use dalsegno_core::Result;
+use dalsegno_core::{Class, Result};
 use dalsegno_far::Applied;
 use dalsegno_io::Call;
 use dalsegno_log::{Reservation, Writer};
@@ -34,7 +34,7 @@ impl Drop for HeldSpace {
 /// `Full`, `Poisoned`, `Unavailable`, `Closed`.
 pub fn hold_space(store: &Store, bytes: u64) -> Result<HeldSpace> {
     let store = store.door.enter()?;
-    let place = store.workers.space.reserve(bytes, &Call::foreground()).map_err(to_error)?;
+    let place = store.workers.space.reserve(bytes, &Call::of(Class::Need)).map_err(to_error)?;
     Ok(HeldSpace { place, writer: Arc::downgrade(store.workers.stored.log.writer()) })
 }
 

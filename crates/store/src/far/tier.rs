@@ -13,12 +13,13 @@ use dalsegno_far::{
     BadObject, FarIndex, FarPlace, FarReader, FarReading, FarShape, FarWanted, Member, Polled,
     Removal, Tier, TierState, WriterId,
 };
-use dalsegno_io::{BufferPool, Call, IoError, Source};
+use dalsegno_io::{BufferPool, Call, Executor, IoError, Source};
+use dalsegno_policy::schedule::{ScheduleRules, WindowRules};
 use parking_lot::Mutex;
 
 use crate::block_key::BlockKey;
 use crate::counters::add;
-use crate::device::WatchedSource;
+use crate::device::{Scheduled, WatchedSource};
 use crate::far::outbox::Outbox;
 use crate::far::prefetches::Prefetches;
 use crate::far::promotions::Promotions;
@@ -40,6 +41,14 @@ pub(crate) fn staging_of(workers: u32) -> Result<BufferPool, IoError> {
     BufferPool::new(u64::from(workers + 2) * REQUEST_BYTES * 8 / 7, REQUEST_BYTES)
 }
 
+/// A far file system is fast only with all of its workers busy.
+fn rules_of(limits: &Limits) -> ScheduleRules {
+    let bytes = u64::from(limits.far_workers) * REQUEST_BYTES;
+    let requests = limits.far_workers as usize;
+    let window = WindowRules { least: bytes, first: bytes, most: bytes, requests };
+    ScheduleRules { window, ..ScheduleRules::default() }
+}
+
 /// The parts that a far tier is made of.
 #[derive(Debug)]
 pub(crate) struct FarParts {
@@ -48,6 +57,7 @@ pub(crate) struct FarParts {
     pub(crate) limits: Limits,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) pool: BufferPool,
+    pub(crate) executor: Executor,
 }
 
 /// The far tier of a store.
@@ -88,24 +98,23 @@ pub(crate) struct FarBlock {
 }
 
 impl FarTier {
-    pub(crate) fn new(parts: FarParts) -> Self {
-        let FarParts { tier, writer, limits, clock, pool } = parts;
-        // A far file system is fast only with all of its workers busy.
-        let busy_bytes = u64::from(limits.far_workers) * REQUEST_BYTES;
-        let busy_bytes = usize::try_from(busy_bytes).expect("64-bit addresses");
+    /// # Errors
+    ///
+    /// The system's own if it refuses a thread.
+    pub(crate) fn start(parts: FarParts) -> std::io::Result<Self> {
+        let FarParts { tier, writer, limits, clock, pool, executor } = parts;
         let index = Arc::new(FarIndex::new(INDEX_BYTES));
         let member = Member { tier, index, clock, writer };
         let Member { tier, clock, .. } = &member;
-        let as_source = Arc::clone(tier) as Arc<dyn Source>;
-        let source = Arc::new(WatchedSource::new(as_source, "reads of the far tier", clock));
-        let bounds =
-            IoBounds { depth: limits.far_workers, request_bytes: REQUEST_BYTES, busy_bytes };
-        let watched = Arc::<WatchedSource>::clone(&source);
-        let measured = TimedSource::new(watched, Arc::clone(clock));
+        let measured = TimedSource::new(Arc::clone(tier) as Arc<dyn Source>, Arc::clone(clock));
         let times = measured.times();
+        let measured = Arc::new(measured);
+        let source = Arc::new(WatchedSource::new(measured, "reads of the far tier", clock));
+        let in_order = Scheduled::start(Arc::clone(&source), rules_of(&limits), clock, executor)?;
+        let bounds = IoBounds { depth: limits.far_workers, request_bytes: REQUEST_BYTES };
         let admits = limits.dram_admission == DramAdmission::Get;
         let io = Arc::new(SourceIo {
-            source: Arc::new(measured),
+            source: Arc::new(in_order),
             clock: Arc::clone(clock),
             pool,
             bounds,
@@ -113,7 +122,7 @@ impl FarTier {
         });
         let reader = FarReader::new(io, member.clone(), HEADER_BYTES);
         let outbox = Outbox::new(member.clone(), &limits);
-        Self {
+        Ok(Self {
             member,
             source,
             reader,
@@ -123,7 +132,7 @@ impl FarTier {
             times,
             counters: FarCounters::default(),
             newest_bad: Mutex::default(),
-        }
+        })
     }
 
     /// Where a block is, if it can be read.

@@ -45,7 +45,7 @@ impl Duty for CollectDuty {
 mod tests {
     use dalsegno_core::{Clock, Limits, ManualClock, StoreId};
     use dalsegno_far::{DEAD_AFTER, MemoryLocation, Object, Tier, WATCHED, WriterId, wait_for};
-    use dalsegno_io::{BufferPool, Memory};
+    use dalsegno_io::{BufferPool, Executor, Memory};
 
     use super::*;
     use crate::far::tier::FarParts;
@@ -61,13 +61,17 @@ mod tests {
             let (name, bytes) = (writer(1).object(object), vec![Memory::owned(vec![7; 4096], ())]);
             wait_for(&clock, STEP, |ask| dead.publish(name, bytes, ask)).unwrap();
         }
-        let far = Arc::new(FarTier::new(FarParts {
-            tier: Arc::new(location.mount()),
-            writer: writer(2),
-            limits: Limits { far_workers: 1, ..Limits::default() },
-            clock: Arc::clone(&clock),
-            pool: BufferPool::new(4 << 20, 1 << 20).unwrap(),
-        }));
+        let far = Arc::new(
+            FarTier::start(FarParts {
+                tier: Arc::new(location.mount()),
+                writer: writer(2),
+                limits: Limits { far_workers: 1, ..Limits::default() },
+                clock: Arc::clone(&clock),
+                pool: BufferPool::new(4 << 20, 1 << 20).unwrap(),
+                executor: Executor::Inline,
+            })
+            .unwrap(),
+        );
         let mut duty = CollectDuty::new(&far);
         let mut step = || duty.step(&StopSignal::default());
         manual.advance(DEAD_AFTER);

@@ -6,7 +6,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use dalsegno_core::{ChainHash, Clock, Deadline, NamespaceId};
+use dalsegno_core::{ChainHash, Class, Clock, Deadline, NamespaceId};
 use dalsegno_extent::{BlockRead, BlockTarget};
 use dalsegno_far::{FarShape, FarWanted};
 use dalsegno_io::{Call, Duty, Executor, NextStep, StopSignal};
@@ -104,7 +104,7 @@ impl PrefetchDuty {
         };
         let PlannedBatch { shape, wanted, targets, places, mark, is_full } = planned;
         let count = places.len();
-        let call = Call::foreground().until(Deadline::At(self.clock.now().after(READ)));
+        let call = Call::of(Class::Prefetch).until(Deadline::At(self.clock.now().after(READ)));
         let read = self.far.begin_read(shape, &wanted, targets, &call).finish();
         let Some(recent) = self.recent.upgrade() else { return failed(count) };
         let mut fetched = Vec::with_capacity(count);

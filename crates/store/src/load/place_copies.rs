@@ -133,6 +133,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::Duration;
 
+    use dalsegno_core::Class;
     use dalsegno_io::{
         Cancel, Copier, CopyBatch, CopyDone, CopyMark, CpuCopier, Executor, Memory, PagePart,
         PageShape, PagedMemory, SystemClock, copy_all,
@@ -206,7 +207,7 @@ mod tests {
         let copier: Arc<dyn Copier> = Arc::clone(&late) as _;
         let target = PageTarget::new(memory.blocks(vec![1, 0]).unwrap(), copier, &progress);
         let started = PlaceCopies::start(Places(Arc::default()), &target);
-        let call = Call { cancel: Some(Cancel::default()), ..Call::foreground() };
+        let call = Call { cancel: Some(Cancel::default()), ..Call::of(Class::Need) };
         call.cancel.as_ref().unwrap().cancel();
         let has_ended = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&has_ended);
@@ -248,7 +249,7 @@ mod tests {
         is_reused.store(true, Ordering::SeqCst);
         late.copy_all();
         assert_eq!(outcome(2), None);
-        assert_eq!(started.finish(&Call::foreground(), &SystemClock::new()), [true, false]);
+        assert_eq!(started.finish(&Call::of(Class::Need), &SystemClock::new()), [true, false]);
         assert!(target.close());
         let blocks = memory.blocks(vec![1, 0]).unwrap();
         for (at, layer) in [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)] {

@@ -12,7 +12,6 @@ use std::time::Duration;
 use dalsegno_core::{Config, Durability, IndexChoice, Result, SpaceFacts};
 use dalsegno_extent::format::{namespace_of_file, segment_number};
 use dalsegno_index::index_number;
-use dalsegno_io::Device;
 use dalsegno_log::LogError;
 
 use crate::api::door::Door;

@@ -16,13 +16,14 @@ use dalsegno_index::{Index, LsmIndex, ScanPlace};
 use dalsegno_io::{Device, Executor, JobLane, StopSignal};
 use dalsegno_log::Log;
 use dalsegno_policy::merging::MergeRules;
+use dalsegno_policy::schedule::{ScheduleRules, WindowRules};
 
 use crate::blocks::dropper::Dropper;
 use crate::blocks::finder::Finder;
 use crate::blocks::indexed_log::IndexedLog;
 use crate::blocks::recent::RecentBlocks;
 use crate::counters::Counters;
-use crate::device::Watched;
+use crate::device::{Scheduled, Watched};
 use crate::error::{no_thread, to_error};
 use crate::far::removal_notes::RemovalNotes;
 use crate::far::tier::{FarParts, FarTier, staging_of, writer_id};
@@ -59,10 +60,14 @@ fn open_shared(parts: Parts) -> Result<SharedParts> {
     let Parts { device, clock, pool, limits, lock, new_store, executor, .. } = parts;
     let Tiers { arena, far, far_open, stop } = parts.tiers;
     let device = Arc::new(Watched::new(device, &clock, lock));
+    let rules = schedule_rules(device.geometry().places);
+    let in_order = Scheduled::start(Arc::clone(&device), rules, &clock, executor);
+    let order = Arc::new(in_order.map_err(no_thread)?);
+    let files = Arc::clone(&order) as Arc<dyn Device>;
     let feed = Arc::default();
     let dram = Arc::new(open_dram(&limits, &arena, &stop, &feed)?);
     let source = LogSource {
-        device: Arc::<Watched>::clone(&device),
+        device: Arc::clone(&files),
         clock: Arc::clone(&clock),
         pool: pool.clone(),
         limits: &limits,
@@ -77,10 +82,10 @@ fn open_shared(parts: Parts) -> Result<SharedParts> {
         None => writer_id(log.store(), random_name()?),
     };
     let notes = RemovalNotes::open(log.store_files(), writer, far.is_some());
-    let far = far.map(|tier| far_tier(tier, writer, &limits, &clock)).transpose()?;
+    let far = far.map(|tier| far_tier(tier, writer, &limits, &clock, executor)).transpose()?;
     let is_used =
         |namespace| has_blocks(index.as_ref(), namespace) || !knows_all(lsm.as_deref(), &counters);
-    let namespaces = namespaces_in_use(&log, device.as_ref(), is_used)?;
+    let namespaces = namespaces_in_use(&log, files.as_ref(), is_used)?;
     let options = IndexCareOptions {
         clock: Arc::clone(&clock),
         bytes_per_s: limits.index_bytes_per_s,
@@ -89,7 +94,6 @@ fn open_shared(parts: Parts) -> Result<SharedParts> {
     };
     let care = match lsm {
         Some(lsm) => {
-            let files = Arc::<Watched>::clone(&device) as Arc<dyn Device>;
             let tuner = Tuner::open(&files, &lsm, limits.index_tuning);
             IndexCare::start(lsm, log.clone(), tuner, options)?
         }
@@ -105,11 +109,11 @@ fn open_shared(parts: Parts) -> Result<SharedParts> {
         limits: Arc::new(limits),
         clock,
         device,
+        order,
         counters,
         namespaces: Arc::new(NamespaceTable::new(namespaces)),
         dropper: Arc::new(dropper),
         failed_reads: Arc::default(),
-        reads: Arc::default(),
         speeds: Arc::default(),
         notes,
     })
@@ -155,6 +159,7 @@ fn start(
         recent: shared.recent(),
         feed: Arc::clone(&shared.dropper.feed),
         meters: shared.meters(&merger),
+        order: Arc::clone(&shared.order),
         workers: Workers {
             merger,
             scrubber,
@@ -173,13 +178,21 @@ fn far_tier(
     writer: WriterId,
     limits: &Limits,
     clock: &Arc<dyn Clock>,
+    executor: Executor,
 ) -> Result<Arc<FarTier>> {
     let (limits, clock) = (limits.clone(), Arc::clone(clock));
     let pool = staging_of(limits.far_workers).map_err(|error| {
         let message = "the system cannot provide memory for a far tier";
         Error::new(ErrorKind::Unavailable, message).with_source(error)
     })?;
-    Ok(Arc::new(FarTier::new(FarParts { tier, writer, limits, clock, pool })))
+    let parts = FarParts { tier, writer, limits, clock, pool, executor };
+    Ok(Arc::new(FarTier::start(parts).map_err(no_thread)?))
+}
+
+/// How requests to a device start that works on so many of each direction at a time.
+fn schedule_rules(places: usize) -> ScheduleRules {
+    let rules = ScheduleRules::default();
+    ScheduleRules { window: WindowRules { requests: places, ..rules.window }, ..rules }
 }
 
 /// The random part of the name under which a store writes to a far location.

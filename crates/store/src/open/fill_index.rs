@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use dalsegno_core::{ChainHash, Deadline, Extent, ExtentId, NamespaceId};
+use dalsegno_core::{ChainHash, Class, Deadline, Extent, ExtentId, NamespaceId};
 use dalsegno_extent::{BlockOutcome, Cause};
 use dalsegno_index::{Index, ScanPlace, Scope};
 use dalsegno_log::{Log, Recovered, Removal, SegmentFault};
@@ -211,5 +211,5 @@ fn read_all(log: &Log, extent: &Extent) -> Vec<BlockOutcome> {
     let block_bytes = usize::try_from(extent.layout.block_bytes()).expect("64-bit addresses");
     let mut bytes = vec![0_u8; extent.hashes.len() * block_bytes];
     let all: Vec<_> = (0..extent.block_count()).map(|block| (0, block)).collect();
-    read_blocks(log, &[extent], &all, &mut bytes)
+    read_blocks(log, &[extent], &all, &mut bytes, Class::Need)
 }

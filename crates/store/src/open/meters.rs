@@ -4,11 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use dalsegno_core::Limits;
-use dalsegno_io::Source;
 
 use crate::blocks::indexed_log::IndexedLog;
 use crate::counters::Counters;
-use crate::device::Watched;
+use crate::device::{Scheduled, Watched};
 use crate::far::removal_notes::RemovalNotes;
 use crate::far::stats::FarStats;
 use crate::far::tier::FarTier;
@@ -24,6 +23,7 @@ pub(crate) struct Meters {
     pub(crate) stored: Arc<IndexedLog>,
     pub(crate) dram: Arc<Dram>,
     pub(crate) device: Arc<Watched>,
+    pub(crate) order: Arc<Scheduled<Watched>>,
     pub(crate) far: Option<Arc<FarTier>>,
     pub(crate) notes: Option<Arc<RemovalNotes>>,
     pub(crate) limits: Arc<Limits>,
@@ -77,6 +77,7 @@ impl Meters {
             capacity_bytes: self.limits.capacity_bytes,
             poisoned: log.is_poisoned(),
             device: self.device.stats(),
+            schedule: self.order.view().into(),
             io_engine: geometry.engine,
             io_direct: geometry.direct,
             index: care.stats(),

@@ -6,6 +6,7 @@ use std::time::Duration;
 use dalsegno_core::{ChainHash, NamespaceId, Result};
 
 use crate::blocks::recent::RecentBlocks;
+use crate::device::{Scheduled, Watched};
 use crate::lookup::lookups::Lookups;
 use crate::namespaces::registrar::Registrar;
 use crate::open::meters::Meters;
@@ -30,6 +31,8 @@ pub(crate) struct OpenStore {
     pub(crate) recent: Arc<RecentBlocks>,
     pub(crate) feed: Arc<RemovalFeed>,
     pub(crate) meters: Meters,
+    /// Who goes first at the device.
+    pub(crate) order: Arc<Scheduled<Watched>>,
     /// Dropped last, because the paths use the lanes.
     pub(crate) workers: Workers,
 }

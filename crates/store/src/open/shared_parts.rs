@@ -12,7 +12,7 @@ use crate::blocks::finder::Finder;
 use crate::blocks::indexed_log::IndexedLog;
 use crate::blocks::recent::RecentBlocks;
 use crate::counters::Counters;
-use crate::device::Watched;
+use crate::device::{Scheduled, Watched};
 use crate::far::removal_notes::RemovalNotes;
 use crate::far::tier::FarTier;
 use crate::far_work::local_store::LocalStore;
@@ -33,7 +33,6 @@ use crate::rewrite::reclaimer::Reclaimer;
 use crate::rewrite::relocate::Relocator;
 use crate::rewrite::space::SpaceLane;
 use crate::state::failed_reads::FailedReads;
-use crate::state::gauge::ReadGauge;
 use crate::state::recent_removals::RecentRemovals;
 use crate::state::speeds::TierSpeeds;
 use crate::upkeep::merger::Merger;
@@ -44,12 +43,12 @@ pub(super) struct SharedParts {
     pub(super) limits: Arc<Limits>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) device: Arc<Watched>,
+    /// Who goes first at the device.
+    pub(super) order: Arc<Scheduled<Watched>>,
     pub(super) counters: Arc<Counters>,
     pub(super) namespaces: Arc<NamespaceTable>,
     pub(super) dropper: Arc<Dropper>,
     pub(super) failed_reads: Arc<FailedReads>,
-    /// Reads in progress.
-    pub(super) reads: Arc<ReadGauge>,
     /// How fast each tier is.
     pub(super) speeds: Arc<TierSpeeds>,
     /// The removals that other hosts must follow, if the store has a far tier or had one before.
@@ -92,7 +91,6 @@ impl SharedParts {
         Loader {
             tiers,
             namespaces: Arc::clone(&self.namespaces),
-            reads: Arc::clone(&self.reads),
             counters: Arc::clone(&self.counters),
         }
     }
@@ -137,7 +135,6 @@ impl SharedParts {
             namespaces: Arc::clone(&self.namespaces),
             dropper: Arc::clone(&self.dropper),
             space: Arc::clone(space),
-            reads: Arc::clone(&self.reads),
             counters: Arc::clone(&self.counters),
         }
     }
@@ -147,7 +144,6 @@ impl SharedParts {
             stored: self.stored(),
             dropper: Arc::clone(&self.dropper),
             device: Arc::clone(&self.device),
-            reads: Arc::clone(&self.reads),
             counters: Arc::clone(&self.counters),
             clock: Arc::clone(&self.clock),
         }
@@ -236,6 +232,7 @@ impl SharedParts {
             stored: self.stored(),
             dram: Arc::clone(&self.recent().dram),
             device: Arc::clone(&self.device),
+            order: Arc::clone(&self.order),
             far: self.far(),
             notes: self.notes.clone(),
             limits: Arc::clone(&self.limits),

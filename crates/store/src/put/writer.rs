@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use dalsegno_core::{ChainHash, Clock, Error, Namespace, NamespaceId, Result};
+use dalsegno_core::{ChainHash, Class, Clock, Error, Namespace, NamespaceId, Result};
 use dalsegno_io::{Call, IoError, Memory, Operation};
 
 use crate::counters::{Counters, add};
@@ -135,7 +135,7 @@ impl Writer {
     ) -> Result<PutReport> {
         let namespace = self.namespaces.get(namespace)?;
         put.check(&namespace)?;
-        let call = terms.call(self.clock.as_ref());
+        let call = terms.call_of(Class::Save, self.clock.as_ref());
         let report = match put.keep {
             Keep::Stored => self.put(&namespace, put, origin, &call)?,
             Keep::PoolOnly => self.keep_in_pool(namespace.id(), &put, origin, &call),
@@ -209,7 +209,7 @@ impl Writer {
         hashes: &[ChainHash],
         terms: &Terms,
     ) -> Result<LayerStart> {
-        let call = terms.call(self.clock.as_ref());
+        let call = terms.call_of(Class::Save, self.clock.as_ref());
         self.planner.stored.log.check_writable().map_err(to_error)?;
         if self.planner.device.refuses(Operation::Write, &call) {
             return Err(to_error(IoError::Suspended.into()));

@@ -141,7 +141,6 @@ fn find(
 ) -> (GetReport, Vec<GetBlock>) {
     let layout = namespace.layout();
     let call = terms.call(loader.tiers.clock.as_ref());
-    let _in_progress = loader.reads.begin();
     let wanted = GetCall::new(&loader.tiers, namespace, hashes, &call, None);
     let blocks = get::run(&wanted, hashes.iter().map(|_| GetBlock::to_lease()), scope);
     let report = GetReport { outcomes: blocks.iter().map(GetBlock::outcome).collect() };

@@ -22,6 +22,7 @@ use crate::read::lease::Lease;
 use crate::read::loader::Loader;
 use crate::read::outcome::{GetReport, Outcome, count};
 use crate::read::served_blocks::OwnPlaces;
+use crate::sizes::check_get;
 use crate::terms::Terms;
 
 /// A load that is to be run.
@@ -45,7 +46,7 @@ impl LoadWork {
         let call = terms.call(loader.tiers.clock.as_ref());
         let delivery = Delivery::in_place(self.end.progress());
         let get = GetCall::new(&loader.tiers, &namespace, &self.chain, &call, Some(delivery));
-        let report = run(loader, &get, out.into_iter().map(GetBlock::to_copy));
+        let report = run(&get, out.into_iter().map(GetBlock::to_copy));
         count(&loader.counters, &report, namespace.layout().block_bytes());
         Ok(report)
     }
@@ -70,7 +71,7 @@ impl LoadWork {
             let delivery = Delivery::to_pages(self.end.progress(), &pages, before.len());
             let get = GetCall::new(&loader.tiers, &namespace, part, &call, Some(delivery));
             let wanted = part.iter().map(|_| GetBlock::to_lease());
-            let report = run(loader, &get.behind(before), wanted);
+            let report = run(&get.behind(before), wanted);
             rest = Outcome::Absent;
             outcomes.extend(&report.outcomes);
             if report.leading_blocks() < part.len() {
@@ -88,8 +89,7 @@ impl LoadWork {
 }
 
 /// Gets blocks, and delivers their slices meanwhile.
-fn run(loader: &Loader, get: &GetCall<'_>, wanted: impl Iterator<Item = GetBlock>) -> GetReport {
-    let _in_progress = loader.reads.begin();
+fn run(get: &GetCall<'_>, wanted: impl Iterator<Item = GetBlock>) -> GetReport {
     let blocks = get::run(get, wanted, Scope::Prefix);
     GetReport { outcomes: blocks.iter().map(GetBlock::outcome).collect() }
 }
@@ -113,4 +113,30 @@ pub(crate) fn copy_lease(
     let outcome =
         |is_copied| if is_copied && is_written { Outcome::Dram } else { Outcome::Lost(cause) };
     GetReport { outcomes: are_copied.into_iter().map(outcome).collect() }
+}
+
+/// A get: which blocks, and the memory for them.
+pub(crate) struct GetRequest<'a> {
+    pub(crate) chain: &'a [ChainHash],
+    pub(crate) out: Vec<Vec<Memory>>,
+    pub(crate) scope: Scope,
+}
+
+/// See [`Store::get_batch`](crate::Store::get_batch).
+pub(crate) fn get(
+    loader: &Loader,
+    namespace: NamespaceId,
+    request: GetRequest<'_>,
+    terms: &Terms,
+) -> Result<GetReport> {
+    let GetRequest { chain, out, scope } = request;
+    let namespace = loader.namespaces.get(namespace)?;
+    let layout = namespace.layout();
+    check_get(layout, chain, &out)?;
+    let call = terms.call(loader.tiers.clock.as_ref());
+    let wanted = GetCall::new(&loader.tiers, &namespace, chain, &call, None);
+    let blocks = get::run(&wanted, out.into_iter().map(GetBlock::to_copy), scope);
+    let report = GetReport { outcomes: blocks.iter().map(GetBlock::outcome).collect() };
+    count(&loader.counters, &report, layout.block_bytes());
+    Ok(report)
 }

@@ -12,7 +12,6 @@ use crate::counters::Counters;
 use crate::device::Watched;
 use crate::namespaces::table::NamespaceTable;
 use crate::state::failed_reads::FailedReads;
-use crate::state::gauge::ReadGauge;
 use crate::state::speeds::TierSpeeds;
 
 /// The tiers that a get reads, and what it notes about them.
@@ -36,7 +35,5 @@ pub(crate) struct LoadTiers {
 pub(crate) struct Loader {
     pub(crate) tiers: LoadTiers,
     pub(crate) namespaces: Arc<NamespaceTable>,
-    /// Reads in progress.
-    pub(crate) reads: Arc<ReadGauge>,
     pub(crate) counters: Arc<Counters>,
 }

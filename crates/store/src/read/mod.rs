@@ -3,7 +3,6 @@
 mod blocks;
 mod delivery;
 mod get;
-pub(crate) mod get_blocks;
 mod get_call;
 pub(crate) mod lease;
 pub(crate) mod load;

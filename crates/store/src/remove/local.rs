@@ -11,7 +11,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use dalsegno_core::{ChainHash, IndexChoice, NamespaceId};
+use dalsegno_core::{ChainHash, Class, IndexChoice, NamespaceId};
 use dalsegno_io::Call;
 use dalsegno_log::{Log, Removals};
 
@@ -123,7 +123,7 @@ impl RemovalJob {
         let (dropper, stored) = (Arc::clone(&self.local.dropper), Arc::clone(&self.local.stored));
         let removed = Arc::clone(&self.removed);
         let numbers: Vec<u64> = self.parts.iter().map(|part| part.number).collect();
-        self.local.space.run_blocking(&Call::background(), move |_| {
+        self.local.space.run_blocking(&Call::of(Class::Save), move |_| {
             for hiding in in_index {
                 let blocks = dropper.remove(hiding.namespace(), hiding.hashes());
                 removed.fetch_add(blocks, Ordering::Relaxed);
@@ -138,7 +138,7 @@ impl RemovalJob {
     fn write_tombstones(&self) -> Answer {
         all(self.parts.iter().map(|part| {
             let bytes = part.bytes;
-            self.local.space.run_blocking(&Call::background(), move |reclaimer| {
+            self.local.space.run_blocking(&Call::of(Class::Save), move |reclaimer| {
                 // A removal continues without: it may use the reserve.
                 if let Err(error) = reclaimer.make_space(bytes) {
                     tracing::debug!(%error, "no space freed for a removal");

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use dalsegno_core::{Compression, Extent};
+use dalsegno_core::{Class, Compression, Extent};
 use dalsegno_extent::{BlockOutcome, BlockTarget, Cause, CompressedExtent, ExtentRead, NewExtent};
 use dalsegno_index::Unread;
 use dalsegno_io::{Call, Memory, lend};
@@ -49,7 +49,7 @@ pub(super) fn compress_again(
     blocks: &[Vec<Memory>],
 ) -> Result<Option<CompressedExtent>, LogError> {
     let budget = log.compressor().own_budget();
-    let call = Call::background();
+    let call = Call::of(Class::Save);
     Ok(log.compressor().compress(extent, blocks, compression, budget, &call)?)
 }
 
@@ -77,15 +77,16 @@ pub(crate) fn read_blocks(
     row: &[&Extent],
     wanted: &[Spot],
     bytes: &mut [u8],
+    class: Class,
 ) -> Vec<BlockOutcome> {
     let block_bytes = bytes.len() / wanted.len();
-    let mut outcomes = read_spots(log, row, wanted, bytes);
+    let mut outcomes = read_spots(log, row, wanted, bytes, class);
     // On a bad disk one call does not look into every failed read. On a disk that fails completely no call does.
     let is_unsure = |outcome: &BlockOutcome| outcome.is_err_and(|cause| !cause.is_damage());
     let mut failed = 0;
     for (at, target) in bytes.chunks_exact_mut(block_bytes).enumerate() {
         if failed < MOST_FAILED_RETRIES && is_unsure(&outcomes[at]) {
-            outcomes[at] = read_spots(log, row, &wanted[at..=at], target).remove(0);
+            outcomes[at] = read_spots(log, row, &wanted[at..=at], target, class).remove(0);
             failed = if is_unsure(&outcomes[at]) { failed + 1 } else { 0 };
         }
     }
@@ -101,7 +102,13 @@ pub(crate) fn damaged_of(wanted: &[Spot], outcomes: &[BlockOutcome]) -> Vec<(u32
     found.collect()
 }
 
-fn read_spots(log: &Log, row: &[&Extent], wanted: &[Spot], bytes: &mut [u8]) -> Vec<BlockOutcome> {
+fn read_spots(
+    log: &Log,
+    row: &[&Extent],
+    wanted: &[Spot],
+    bytes: &mut [u8],
+    class: Class,
+) -> Vec<BlockOutcome> {
     let block_bytes = bytes.len() / wanted.len();
     lend(|lender| {
         let mut reads: BTreeMap<usize, ExtentRead> = BTreeMap::new();
@@ -118,7 +125,7 @@ fn read_spots(log: &Log, row: &[&Extent], wanted: &[Spot], bytes: &mut [u8]) -> 
                 copy: Vec::new(),
             });
         }
-        let results = log.read(reads.into_values().collect(), &Call::background());
+        let results = log.read(reads.into_values().collect(), &Call::of(class));
         results.into_iter().flatten().map(|block| block.outcome).collect()
     })
 }

@@ -11,7 +11,7 @@
 
 use std::sync::Arc;
 
-use dalsegno_core::{ChainHash, Deadline, Extent, NamespaceId};
+use dalsegno_core::{ChainHash, Class, Deadline, Extent, NamespaceId};
 use dalsegno_extent::Cause;
 use dalsegno_index::{ScanPlace, Unread};
 use dalsegno_io::{Call, IoError, Memory, StopSignal, lend};
@@ -28,7 +28,6 @@ use crate::rewrite::copy::{
 use crate::rewrite::reclaimer::{RECLAIM_ATTEMPTS, Reclaimer};
 use crate::rewrite::rows::{Spot, follows, most_blocks, part_of};
 use crate::rewrite::space::SpaceLane;
-use crate::state::gauge::ReadGauge;
 
 /// Most extents of a lineage that are looked at.
 const MOST_EXTENTS: usize = 1024;
@@ -90,8 +89,6 @@ pub(crate) struct RowMerger {
     pub(crate) namespaces: Arc<NamespaceTable>,
     pub(crate) dropper: Arc<Dropper>,
     pub(crate) space: Arc<SpaceLane>,
-    /// Reads in progress.
-    pub(crate) reads: Arc<ReadGauge>,
     pub(crate) counters: Arc<Counters>,
 }
 
@@ -189,7 +186,7 @@ impl Merge<'_> {
         self.read_row(row, &all, bytes)?;
         let RowMerger { stored, namespaces, .. } = self.rows;
         let compression = namespaces.compression(new.namespace);
-        let call = Call::background();
+        let call = Call::of(Class::Upkeep);
         let appended = lend(|lender| {
             let blocks = bytes.chunks_exact(block_bytes).map(|block| vec![lender.shared(block)]);
             let blocks: Vec<Vec<Memory>> = blocks.collect();
@@ -199,7 +196,7 @@ impl Merge<'_> {
             let born = new.born.expect("merged blocks were put before");
             let place = writer.reserve(payload.total_bytes(&new), SpaceUse::Merge { born })?;
             let goes_on = match visible_blocks(stored, row) {
-                Ok(visible) if visible == all => self.yield_to_reads(),
+                Ok(visible) if visible == all => self.check_open(),
                 Ok(_) => Err(Skip::Changed),
                 Err(error) => Err(error.into()),
             };
@@ -220,8 +217,8 @@ impl Merge<'_> {
         let at_once = blocks_at_once(block_bytes);
         let parts = all.chunks(at_once).zip(bytes.chunks_mut(at_once * block_bytes));
         for (spots, bytes) in parts {
-            self.yield_to_reads()?;
-            let outcomes = read_blocks(&self.rows.stored.log, row, spots, bytes);
+            self.check_open()?;
+            let outcomes = read_blocks(&self.rows.stored.log, row, spots, bytes, Class::Upkeep);
             for (spot, outcome) in spots.iter().zip(outcomes) {
                 match outcome {
                     Ok(()) => {}
@@ -255,17 +252,9 @@ impl Merge<'_> {
         care.after_write();
     }
 
-    /// Yields to reads, within bounds; fails if the store is being closed.
-    fn yield_to_reads(&self) -> Result<(), Skip> {
-        let RowMerger { reads, counters, .. } = self.rows;
-        if reads.is_busy() {
-            add(&counters.merging.deferrals, 1);
-        }
-        if reads.yield_to_reads(|| self.stop.is_set()) {
-            Ok(())
-        } else {
-            Err(LogError::Io(IoError::Closed).into())
-        }
+    /// Fails if the store is being closed.
+    fn check_open(&self) -> Result<(), Skip> {
+        if self.stop.is_set() { Err(LogError::Io(IoError::Closed).into()) } else { Ok(()) }
     }
 
     /// Makes sure that there is space for `bytes`, without evicting anything.
@@ -277,7 +266,7 @@ impl Merge<'_> {
         }
         for _ in 0..RECLAIM_ATTEMPTS {
             let make_space = move |reclaimer: &Reclaimer| reclaimer.make_dead_space(bytes);
-            space.run_blocking(&Call::background(), make_space)?;
+            space.run_blocking(&Call::of(Class::Upkeep), make_space)?;
             // A put may have taken the space.
             if log.segments().has_space_now(bytes) {
                 return Ok(());

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use dalsegno_core::{Extent, Stopped};
+use dalsegno_core::{Class, Extent, Stopped};
 use dalsegno_extent::{Cause, NewExtent};
 use dalsegno_index::Unread;
 use dalsegno_io::{Call, IoError, lend};
@@ -144,7 +144,7 @@ impl Relocator {
         }
         let block_bytes = usize::try_from(row[0].layout.block_bytes()).expect("64-bit addresses");
         let mut bytes = vec![0_u8; wanted.len() * block_bytes];
-        let outcomes = read_blocks(log, row, &wanted, &mut bytes);
+        let outcomes = read_blocks(log, row, &wanted, &mut bytes, Class::Save);
         let is_late = |cause: Cause| matches!(cause, Cause::Throttled | Cause::Deadline);
         if outcomes.iter().any(|outcome| outcome.is_err_and(is_late)) {
             return Err(Stopped::Busy.into());
@@ -195,7 +195,7 @@ impl Relocator {
     fn append(&self, extent: NewExtent, payload: Payload) -> Result<Appended, LogError> {
         let writer = self.stored.log.writer();
         let place = writer.reserve(payload.total_bytes(&extent), SpaceUse::Reserve)?;
-        writer.append(vec![Append::new(extent, payload, place)], &Call::background()).remove(0)
+        writer.append(vec![Append::new(extent, payload, place)], &Call::of(Class::Save)).remove(0)
     }
 
     /// Copies a compressed extent as it is stored, if all of it is visible and its namespace still asks for

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use dalsegno_core::{Clock, Deadline, MIN_SEGMENTS, Result};
+use dalsegno_core::{Class, Clock, Deadline, MIN_SEGMENTS, Result};
 use dalsegno_io::{Call, Executor, JobLane};
 use dalsegno_log::{LogError, Reservation, SpaceUse};
 
@@ -168,7 +168,7 @@ impl SpaceLane {
         if !self.can_list() {
             return;
         }
-        let call = Call::background().until(deadline);
+        let call = Call::of(Class::Save).until(deadline);
         let update = |reclaimer: &Reclaimer| reclaimer.stored.log.segment_list().update();
         if let Err(error) = self.run_blocking(&call, update) {
             tracing::debug!(%error, "segments not listed");
@@ -182,7 +182,7 @@ impl SpaceLane {
     /// Recycles segments without live extents, so that the next open does not read what was merged.
     pub(crate) fn recycle_dead(&self) {
         let recycle = Reclaimer::recycle_dead_segments;
-        if let Err(error) = self.run_blocking(&Call::background(), recycle) {
+        if let Err(error) = self.run_blocking(&Call::of(Class::Save), recycle) {
             tracing::debug!(%error, "dead segments not recycled");
         }
     }

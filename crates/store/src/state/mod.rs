@@ -4,7 +4,6 @@ pub(crate) mod arena;
 pub(crate) mod byte_share;
 pub(crate) mod dram;
 pub(crate) mod failed_reads;
-pub(crate) mod gauge;
 pub(crate) mod held_block;
 pub(crate) mod hidden_blocks;
 pub(crate) mod recent_removals;

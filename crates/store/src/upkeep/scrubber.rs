@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{Clock, Deadline, Extent, Nanos, Result};
+use dalsegno_core::{Class, Clock, Deadline, Extent, Nanos, Result};
 use dalsegno_index::ScanPlace;
 use dalsegno_io::{Duty, Executor, NextStep, Periodic, StopSignal};
 use dalsegno_policy::merging::Bucket;
@@ -23,7 +23,6 @@ use crate::counters::{Counters, add};
 use crate::device::Watched;
 use crate::error::no_thread;
 use crate::rewrite::copy::{RowBuffer, blocks_at_once, damaged_of, read_blocks, visible_blocks};
-use crate::state::gauge::ReadGauge;
 
 /// Extents that are requested from the index at a time.
 const STEP: usize = 64;
@@ -51,8 +50,6 @@ pub(crate) struct ScrubParts {
     pub(crate) stored: Arc<IndexedLog>,
     pub(crate) dropper: Arc<Dropper>,
     pub(crate) device: Arc<Watched>,
-    /// Reads in progress.
-    pub(crate) reads: Arc<ReadGauge>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) clock: Arc<dyn Clock>,
 }
@@ -143,18 +140,18 @@ impl Duty for ScrubDuty {
 impl ScrubDuty {
     /// Checks one extent piece by piece.
     fn scrub_extent(&mut self, extent: &Extent, stop: &StopSignal) {
-        let ScrubParts { stored, dropper, reads, counters, clock, .. } = &self.parts;
+        let ScrubParts { stored, dropper, counters, clock, .. } = &self.parts;
         // A header that was checked before may have gone bad too.
         stored.log.forget(extent.id);
         let block_bytes = usize::try_from(extent.layout.block_bytes()).expect("64-bit addresses");
         // If the index cannot be read now, another round checks the extent.
         let visible = visible_blocks(stored, &[extent]).unwrap_or_default();
         for spots in visible.chunks(blocks_at_once(block_bytes)) {
-            if !reads.yield_to_reads(|| stop.is_set()) {
+            if stop.is_set() {
                 return;
             }
             let bytes = self.buffer.of(spots.len() * block_bytes);
-            let outcomes = read_blocks(&stored.log, &[extent], spots, bytes);
+            let outcomes = read_blocks(&stored.log, &[extent], spots, bytes, Class::Upkeep);
             self.bucket.spend(bytes.len() as u64, clock.now());
             add(&counters.scrubbing.bytes, bytes.len() as u64);
             let damaged = damaged_of(spots, &outcomes);

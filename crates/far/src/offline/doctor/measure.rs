@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{Sender, unbounded};
-use dalsegno_core::Stopped;
-use dalsegno_io::{Class, Completion, FileId, IoError, Memory, Operation, Request};
+use dalsegno_core::{Class, Stopped};
+use dalsegno_io::{Completion, FileId, IoError, Memory, Operation, Purpose, Request};
 
 use super::objects::{OpenTier, Subject, content, numbered, percentile_us};
 use super::report::{BandwidthRow, DoctorError, LatencyRow};
@@ -177,7 +177,7 @@ impl<'a> Reads<'a> {
         let memory = self.free.pop().unwrap_or_else(|| Memory::zeroed(self.bytes));
         let request = Request {
             operation: Operation::Read,
-            class: Class::Foreground,
+            purpose: Purpose::of(Class::Need),
             file,
             offset: (place % places * self.bytes) as u64,
             memory: vec![memory],

@@ -5,9 +5,9 @@
 use std::sync::Arc;
 
 use crossbeam_channel::bounded;
-use dalsegno_core::{Clock, Deadline, Stopped};
+use dalsegno_core::{Class, Clock, Deadline, Stopped};
 use dalsegno_io::{
-    Class, Device, DirEntry, FileId, IoError, Memory, OpenMode, Opened, Operation, PageBuffer,
+    Device, DirEntry, FileId, IoError, Memory, OpenMode, Opened, Operation, PageBuffer, Purpose,
     Request, SystemClock, lend,
 };
 
@@ -43,10 +43,10 @@ impl DeviceFiles {
         deadline: Deadline,
     ) -> Result<Vec<Memory>, IoError> {
         let (reply, answer) = bounded(1);
-        let class = if deadline.is_bounded() { Class::Foreground } else { Class::Background };
+        let class = if deadline.is_bounded() { Class::Need } else { Class::Upkeep };
         self.device.submit(vec![Request {
             operation,
-            class,
+            purpose: Purpose { is_refusable: deadline.is_bounded(), ..Purpose::of(class) },
             file,
             offset,
             memory,
@@ -209,7 +209,7 @@ mod tests {
             let read = files.read_at(FileId(1), 0, &mut [0; 8], deadline);
             assert!(read.is_err_and(|error| error.is_late()), "{time:?}");
             let request = device.0.lock().unwrap().pop().expect("it was sent");
-            assert_eq!((request.class, request.deadline), (Class::Foreground, deadline));
+            assert_eq!((request.purpose.class, request.deadline), (Class::Need, deadline));
         }
     }
 }

@@ -51,6 +51,10 @@ impl Engine for Uring {
         "uring"
     }
 
+    fn places(&self) -> usize {
+        self.queue.share()
+    }
+
     fn submit(&self, batch: Vec<(Request, Arc<OpenFile>)>) {
         if self.queue.push(batch) {
             self.doorbell.ring();

@@ -1,0 +1,100 @@
+//! The schedule of a device, and the requests that wait in it.
+
+use std::collections::HashMap;
+
+use dalsegno_core::Nanos;
+use dalsegno_io::{Operation, Request};
+use dalsegno_policy::schedule::{Arrival, Ask, Direction, Next, Schedule, ScheduleRules};
+
+/// Names a request in the schedule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Turn(u64);
+
+/// What becomes of a request that arrives.
+#[derive(Debug)]
+pub(super) enum Arrived {
+    /// It starts now.
+    Starts(Turn, Request),
+    Waits,
+    /// Too many of its class wait.
+    Refused(Request),
+}
+
+/// A schedule, and its requests as long as they wait.
+#[derive(Debug)]
+pub(super) struct WaitingRequests {
+    pub(super) schedule: Schedule,
+    waiting: HashMap<u64, Request>,
+    next: u64,
+}
+
+/// Syncs go with the writes that they wait for.
+pub(super) fn direction(operation: Operation) -> Direction {
+    match operation {
+        Operation::Read => Direction::Read,
+        Operation::Write | Operation::Sync => Direction::Write,
+    }
+}
+
+impl WaitingRequests {
+    pub(super) fn new(rules: ScheduleRules) -> Self {
+        Self { schedule: Schedule::new(rules), waiting: HashMap::new(), next: 0 }
+    }
+
+    fn ask(&mut self, request: &Request) -> Ask {
+        self.next += 1;
+        Ask {
+            id: self.next,
+            direction: direction(request.operation),
+            class: request.purpose.class,
+            bytes: request.bytes(),
+            due: request.purpose.due,
+        }
+    }
+
+    pub(super) fn arrive(&mut self, request: Request, now: Nanos) -> Arrived {
+        let ask = self.ask(&request);
+        match self.schedule.arrive(ask, now) {
+            Arrival::Go => Arrived::Starts(Turn(ask.id), request),
+            Arrival::Waits => {
+                self.waiting.insert(ask.id, request);
+                Arrived::Waits
+            }
+            Arrival::Refused => Arrived::Refused(request),
+        }
+    }
+
+    /// A request starts that asks for no turn.
+    pub(super) fn begin(&mut self, request: &Request, now: Nanos) -> Turn {
+        let ask = self.ask(request);
+        self.schedule.begin(ask, now);
+        Turn(ask.id)
+    }
+
+    /// Takes the requests whose turn it is, and says when the next one may have its turn.
+    pub(super) fn take(&mut self, now: Nanos, taken: &mut Vec<(Turn, Request)>) -> Option<Nanos> {
+        loop {
+            match self.schedule.next(now) {
+                Next::Go(id) => {
+                    let request = self.waiting.remove(&id);
+                    taken.extend(request.map(|request| (Turn(id), request)));
+                }
+                Next::WaitUntil(at) => return Some(at),
+                Next::Wait => return None,
+            }
+        }
+    }
+
+    /// A request that started has ended.
+    pub(super) fn end(&mut self, turn: Turn, is_done: bool, now: Nanos) {
+        self.schedule.done(turn.0, is_done, now);
+    }
+
+    /// Takes all that wait.
+    pub(super) fn take_all(&mut self) -> Vec<Request> {
+        for id in self.waiting.keys() {
+            self.schedule.withdraw(*id);
+        }
+        std::mem::take(&mut self.waiting).into_values().collect()
+    }
+}
