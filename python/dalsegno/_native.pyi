@@ -318,6 +318,15 @@ class CostModel:
             InvalidError: There is no such tier.
         """
 
+    def step_s(self, tokens: float, pairs: float, read: float) -> float:
+        """Returns the seconds in which a step computes.
+
+        Args:
+            tokens: New tokens of all requests.
+            pairs: Pairs of a new token and one before it in its request.
+            read: Tokens whose keys and values are read, the new ones included.
+        """
+
     def request_s(self, begin: float, end: float, chunk: float) -> float:
         """Returns the seconds in which a request computes its tokens ``begin`` to ``end``.
 

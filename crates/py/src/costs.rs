@@ -354,6 +354,16 @@ impl PyCostModel {
         Ok(())
     }
 
+    /// Returns the seconds in which a step computes.
+    ///
+    /// Args:
+    ///     tokens: New tokens of all requests.
+    ///     pairs: Pairs of a new token and one before it in its request.
+    ///     read: Tokens whose keys and values are read, the new ones included.
+    fn step_s(&self, tokens: f64, pairs: f64, read: f64) -> f64 {
+        self.model.lock().compute().step_s(StepWork { tokens, pairs, read })
+    }
+
     /// Returns the seconds in which a request computes its tokens ``begin`` to ``end``.
     ///
     /// Args:

@@ -27,6 +27,10 @@ class Learner:
 
     def __init__(self) -> None:
         self.known: list[StepTime] = []
+        self.begun: list[StepWork | None] = []
+
+    def begin_step(self, work: StepWork | None) -> None:
+        self.begun.append(work)
 
     def note_step(self, step: StepTime) -> None:
         self.known.append(step)
@@ -57,6 +61,7 @@ def test_prompts_and_answers_are_measured(scheduler: FakeScheduler, learner: Lea
         StepWork(101.0, 100 * 60 + 63.5, 174.0),
     ]
     assert [one.seconds for one in learner.known] == pytest.approx([0.5, 0.02, 0.25])
+    assert learner.begun == [one.work for one in learner.known]
 
 
 def test_a_step_that_begins_while_another_computes_is_measured_from_its_end(
@@ -131,6 +136,9 @@ def test_an_exception_in_a_hook_is_harmless_and_logged_once(
 
 def test_a_listener_that_fails_is_harmless(scheduler: FakeScheduler) -> None:
     class Broken:
+        def begin_step(self, work: StepWork | None) -> None:
+            raise ZeroDivisionError
+
         def note_step(self, step: StepTime) -> None:
             raise ZeroDivisionError
 

@@ -10,6 +10,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from dalsegno.integrations.common.phases import Phases
 from dalsegno.integrations.vllm import demo_engine
 
 ANSWER_TOKENS = 6
@@ -75,6 +76,13 @@ def count_hooks() -> Counter[str]:
 
         setattr(DirectWorker, name, call)
 
+    usual = Phases.begin_step
+
+    def begin_step(phases: Phases, store: Any, work: Any, **options: bool) -> None:
+        usual(phases, store, work, **options)
+        counts[f"hooks:{phases._said}"] += store is not None
+
+    Phases.begin_step = begin_step  # type: ignore[method-assign, assignment]
     counted("begin_step", lambda plan: int(plan.work is not None))
     counted("wait_for_layer", lambda _: 1)
     counted("save_layer", lambda _: 1)

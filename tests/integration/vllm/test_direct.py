@@ -144,6 +144,8 @@ def test_answers_are_right_from_the_pool_inside_steps(stage: Stage) -> None:
     # Each step that computes something calls both hooks of each layer.
     hooks = {"begin_step": 1, "wait_for_layer": tiny_model.LAYERS, "save_layer": tiny_model.LAYERS}
     assert len({counters[f"hooks:{name}"] / each for name, each in hooks.items()}) == 1
+    # The store heard what each of them does.
+    assert min(counters[f"hooks:{phase}"] for phase in ("prefill", "decode", "idle")) > 0
     # Every full block but that of the last token, and those that vLLM still had.
     before = cold[-1]["counters"][EXTERNAL]
     assert warm[0]["counters"][EXTERNAL] - before == len(LONG) // BLOCK * BLOCK

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -21,6 +22,7 @@ from dalsegno.integrations.common.wishes import Wish
 from dalsegno.integrations.vllm.direct.offering import Offers
 from dalsegno.integrations.vllm.direct.planned import PlannedLoad, PlannedLoads
 from dalsegno.integrations.vllm.direct.requests import DirectRequest
+from dalsegno.integrations.vllm.direct.space import DirectStore
 from dalsegno.integrations.vllm.direct.step import LoadJob
 from dalsegno.integrations.vllm.metrics import Meter
 from dalsegno.integrations.vllm.settings import ConnectorSettings
@@ -260,7 +262,8 @@ def test_a_request_waits_for_what_another_loads_no_longer_than_it_would_compute(
 
     def most_s(policy: str, computed: int, left_s: float) -> float:
         settings = replace(SETTINGS, load_policy=policy)
-        offers = Offers(settings, decider(load_policy=policy), Meter(), in_steps=True)
+        store = Mock(spec=DirectStore)
+        offers = Offers(settings, store, decider(load_policy=policy), Meter(), in_steps=True)
         return offers.most_wait_s(request, computed, replace(awaited, left_s=left_s))
 
     # Six blocks are computed in 96 ms.

@@ -206,6 +206,8 @@ def test_the_decision_knows_what_is_computed_and_how_long_the_prompt_is(
     assert (wish.computed, wish.prompt) == (4 * BLOCK_TOKENS, 15 * BLOCK_TOKENS + 1)
     assert wish.waiting == 2
     filled.adviser.begin_step(step(first=(0, 128)))
+    assert (opened := filled._guard.current)
+    assert opened.store.stats()["schedule"]["phase"] == "prefill"
     Request(filled, "second", more).end()
     Request(filled, "s", more).lookup(more[0])
     # The one above still waits.

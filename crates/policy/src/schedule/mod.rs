@@ -13,14 +13,14 @@
 //! | decode | at the pace that steps allow |
 //! | idle, or no engine says | saves always, upkeep if no need waits |
 //!
-//! 1. A request that has waited for the patience of its class starts in any phase and before all others, one at a time
-//!    in each direction and for at most a quarter of the time. So every request starts: at the latest after its
-//!    patience and four times the time that the device needs for those before it.
+//! 1. A class that has waited for its patience without a turn has one in any phase and before all others, one request
+//!    at a time in each direction and for at most a quarter of the time. So every request starts: at the latest after
+//!    the patience of its class and four times the time that the device needs for those before it.
 //! 2. Bytes in flight are bounded in each direction by what keeps the device busy (`window.rs`), but for one request
 //!    whose patience is over. One request always may be in flight.
 //! 3. Requests that wait are bounded in number and bytes by class; the rest is refused, so that the caller drops what
 //!    is worth least.
-//! 4. In prefill without slack no save and no upkeep starts that has not used up its patience.
+//! 4. In prefill without slack no save and no upkeep starts before its class has used up its patience.
 //! 5. If nothing is in flight, no engine says what it does, and something waits, something starts.
 //! 6. A request in flight that the device does not answer for [`ScheduleRules::stall`] keeps no other one back.
 
@@ -75,7 +75,7 @@ pub enum Arrival {
 pub struct ScheduleRules {
     /// What is in flight in each direction.
     pub window: WindowRules,
-    /// How long a request of each class waits at most for others to go first, in the order of [`Class::ALL`]. That of
+    /// How long each class waits at most for others to go first, in the order of [`Class::ALL`]. That of
     /// [`Class::Need`] is not used: what an engine waits for goes first by its due time.
     pub patience: [Duration; 4],
     /// Most requests of a class that wait.
@@ -194,12 +194,11 @@ impl Schedule {
         self.phases.clear();
     }
 
-    /// An engine measured a step: its time over that of the same step without writes, as its model predicts it. Without
-    /// a write since the last one it says nothing about writes.
+    /// An engine measured a step: its time over that of the same step, as its model predicts it.
     pub fn note_step(&mut self, ratio: f64) {
-        if std::mem::take(&mut self.has_written) || self.in_flight(Direction::Write) > 0 {
-            self.pace.note_step(ratio);
-        }
+        let is_beside =
+            std::mem::take(&mut self.has_written) || self.in_flight(Direction::Write) > 0;
+        self.pace.note_step(ratio, is_beside);
     }
 
     /// What to start now. A request counts as started when it is returned.
@@ -207,7 +206,7 @@ impl Schedule {
         if let Some(ask) = self.take_aged(now) {
             return self.start(ask, true, now);
         }
-        if let Some(ask) = self.take_wanted() {
+        if let Some(ask) = self.take_wanted(now) {
             return self.start(ask, false, now);
         }
         match self.take_rest(now) {
@@ -253,6 +252,9 @@ impl Schedule {
         let counts = &mut self.counts[ask.class as usize];
         counts.started += 1;
         counts.aged += u64::from(is_aged);
+        if !is_aged {
+            self.queues.feed(ask.class, now);
+        }
         self.has_written |= ask.direction == Direction::Write && ask.bytes > 0;
         if matches!(ask.class, Class::Save | Class::Upkeep)
             && self.phases.now(now) == Some(Phase::Decode)
@@ -306,18 +308,18 @@ impl Schedule {
             |direction| self.flights.aged_from(direction).is_some_and(|from| from <= now);
         let (class, direction) =
             self.queues.most_overdue(&self.rules.patience, now, is_its_turn)?;
-        self.queues.take(class, direction)
+        self.queues.take(class, direction, now)
     }
 
     /// The next request that an engine waits for, or soon will.
-    fn take_wanted(&mut self) -> Option<Ask> {
+    fn take_wanted(&mut self, now: Nanos) -> Option<Ask> {
         for direction in [Direction::Read, Direction::Write] {
             if self
                 .queues
                 .first(Class::Need, direction)
                 .is_some_and(|ask| self.flights.have_space(ask))
             {
-                return self.queues.take(Class::Need, direction);
+                return self.queues.take(Class::Need, direction, now);
             }
         }
         if self.queues.waiting(Class::Need).0 > 0 {
@@ -329,7 +331,7 @@ impl Schedule {
                 .is_some_and(|ask| self.flights.have_space(ask))
         };
         let direction = [Direction::Read, Direction::Write].into_iter().find(fits)?;
-        self.queues.take(Class::Prefetch, direction)
+        self.queues.take(Class::Prefetch, direction, now)
     }
 
     /// The next request that nobody waits for, or when it has its turn; no turn if none waits or fits.
@@ -343,7 +345,7 @@ impl Schedule {
                 continue;
             }
             return match self.turn(&ask, now) {
-                Turn::Now => self.queues.take(class, direction).ok_or(None),
+                Turn::Now => self.queues.take(class, direction, now).ok_or(None),
                 later => Err(Some(later)),
             };
         }

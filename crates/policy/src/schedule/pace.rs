@@ -3,6 +3,9 @@
 //! The rate grows by a constant while steps are as short as without writes, and is halved when they are longer
 //! (additive increase, multiplicative decrease, as of TCP). A decrease needs several steps to show, so no second one
 //! follows for some of them.
+//!
+//! How long a step is without writes, over what its engine predicts, is measured on those beside no write: the engine's
+//! model learns from all steps.
 
 use std::time::Duration;
 
@@ -19,6 +22,8 @@ const PAUSE: u32 = 8;
 const FIRST: f64 = 1.0 / 8.0;
 const RAISE: f64 = 1.0 / 64.0;
 const LEAST: f64 = 1.0 / 256.0;
+/// Weight of the newest step beside no write.
+const NEWEST: f64 = 1.0 / 16.0;
 /// What may be written without a pause.
 const BURST: Duration = Duration::from_millis(10);
 
@@ -30,13 +35,20 @@ pub(super) struct WritePace {
     part: f64,
     paused: u32,
     bucket: Bucket,
+    /// The usual ratio of steps beside no write.
+    alone: f64,
 }
 
 impl WritePace {
     /// Of a device that writes so many bytes per second.
     pub(super) fn new(most: u64) -> Self {
-        let mut pace =
-            Self { most: 0, part: FIRST, paused: 0, bucket: Bucket::with_burst(0, BURST) };
+        let mut pace = Self {
+            most: 0,
+            part: FIRST,
+            paused: 0,
+            bucket: Bucket::with_burst(0, BURST),
+            alone: 1.0,
+        };
         pace.set_most(most);
         pace
     }
@@ -52,18 +64,20 @@ impl WritePace {
         whole(real(self.most) * self.part).max(1)
     }
 
-    /// A step was measured beside writes.
-    ///
-    /// `ratio` is its time over that of the same step without writes, as the model of the engine predicts it.
-    pub(super) fn note_step(&mut self, ratio: f64) {
+    /// A step was measured. `ratio` is its time over what the model of the engine predicts.
+    pub(super) fn note_step(&mut self, ratio: f64, is_beside: bool) {
         if !ratio.is_finite() || ratio <= 0.0 {
+            return;
+        }
+        if !is_beside {
+            self.alone += (ratio.clamp(0.25, 4.0) - self.alone) * NEWEST;
             return;
         }
         if self.paused > 0 {
             self.paused -= 1;
             return;
         }
-        let part = if ratio > TOLERANCE {
+        let part = if ratio > self.alone * TOLERANCE {
             self.paused = PAUSE;
             self.part / 2.0
         } else {
@@ -104,7 +118,7 @@ mod tests {
             }
             let over = (real(beside) * 50.0 / real(harmless) - 1.0).max(0.0);
             let ratio = 1.0 + 0.3 * over;
-            pace.note_step(ratio);
+            pace.note_step(ratio, true);
             written += beside;
             ratios.push(ratio);
         }
@@ -123,20 +137,30 @@ mod tests {
     fn where_writes_delay_nothing_the_rate_is_the_highest() {
         let mut pace = WritePace::new(1 << 30);
         for _ in 0..1_000 {
-            pace.note_step(1.0);
+            pace.note_step(1.0, true);
         }
         assert_eq!(pace.rate(), 1 << 30);
+    }
+
+    #[test]
+    fn a_model_that_is_wrong_about_all_steps_changes_nothing() {
+        let mut pace = WritePace::new(1 << 30);
+        for _ in 0..200 {
+            pace.note_step(1.5, false);
+            pace.note_step(1.5, true);
+        }
+        assert!(pace.rate() > 1 << 29, "{}", pace.rate());
     }
 
     #[test]
     fn it_never_stops_and_ignores_what_is_no_ratio() {
         let mut pace = WritePace::new(1 << 30);
         for _ in 0..10_000 {
-            pace.note_step(100.0);
+            pace.note_step(100.0, true);
         }
         assert_eq!(pace.rate(), (1 << 30) / 256);
         for ratio in [f64::NAN, f64::INFINITY, -1.0, 0.0] {
-            pace.note_step(ratio);
+            pace.note_step(ratio, true);
         }
         assert_eq!(pace.rate(), (1 << 30) / 256);
     }

@@ -2,6 +2,8 @@
 //!
 //! 1. Those that an engine waits for are ordered by due time, all others by arrival.
 //! 2. What a class has waiting is bounded, and one request always may wait.
+//! 3. A class waits from when its first request did, until one has its turn. So those that are asked for one after the
+//!    other, each when the one before was done, wait for the patience of their class once and not each of them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,6 +16,9 @@ use super::numbers::real;
 
 /// Requests whose due times are looked at one by one; the others are due when the last of these is.
 const LOOKED_AT: usize = 64;
+
+/// A class still waits if its next request comes within this time after its queue became empty.
+const GAP: Duration = Duration::from_millis(250);
 
 /// The place of a request in its queue: when it is due or arrived, and a number that no other one has.
 type Place = (Nanos, u64);
@@ -28,6 +33,8 @@ pub(super) struct Queues {
     places: HashMap<u64, (Class, Direction, Place)>,
     /// Bytes by class.
     bytes: [u64; 4],
+    /// By class: since when it waits for a turn, and when its queue was not empty last.
+    hungry: [Option<(Nanos, Nanos)>; 4],
     arrivals: u64,
 }
 
@@ -40,6 +47,7 @@ impl Queues {
             waiting: Default::default(),
             places: HashMap::new(),
             bytes: [0; 4],
+            hungry: [None; 4],
             arrivals: 0,
         }
     }
@@ -59,6 +67,11 @@ impl Queues {
         let due = if ask.class == Class::Need { ask.due } else { None };
         let place = (due.unwrap_or(now), self.arrivals);
         self.arrivals += 1;
+        let hungry = &mut self.hungry[ask.class as usize];
+        let goes_on = |(_, last): &mut (Nanos, Nanos)| count > 0 || now.since(*last) <= GAP;
+        if !hungry.as_mut().is_some_and(goes_on) {
+            *hungry = Some((now, now));
+        }
         self.bytes[ask.class as usize] += ask.bytes;
         self.places.insert(ask.id, (ask.class, ask.direction, place));
         self.waiting[ask.class as usize][ask.direction as usize].insert(place, ask);
@@ -77,9 +90,18 @@ impl Queues {
     }
 
     /// Takes the first request of a class and direction.
-    pub(super) fn take(&mut self, class: Class, direction: Direction) -> Option<Ask> {
+    pub(super) fn take(&mut self, class: Class, direction: Direction, now: Nanos) -> Option<Ask> {
         let place = *self.of(class, direction).keys().next()?;
+        if let Some((_, last)) = &mut self.hungry[class as usize] {
+            *last = now;
+        }
         self.remove_at(class, direction, place)
+    }
+
+    /// A class has had a turn, without having waited for its patience.
+    pub(super) fn feed(&mut self, class: Class, now: Nanos) {
+        let is_empty = self.waiting(class).0 == 0;
+        self.hungry[class as usize] = (!is_empty).then_some((now, now));
     }
 
     fn remove_at(&mut self, class: Class, direction: Direction, place: Place) -> Option<Ask> {
@@ -100,7 +122,7 @@ impl Queues {
         (self.waiting[at].iter().map(BTreeMap::len).sum(), self.bytes[at])
     }
 
-    /// When the patience of the first request of each class and direction is over, but for those that an engine waits
+    /// When the patience of each class is over that has requests of a direction, but for those that an engine waits
     /// for.
     fn overdue<'a>(
         &'a self,
@@ -110,6 +132,7 @@ impl Queues {
         patient.flat_map(|class| [(class, Direction::Read), (class, Direction::Write)]).filter_map(
             move |(class, direction)| {
                 let ((since, _), _) = self.of(class, direction).first_key_value()?;
+                let since = self.hungry[class as usize].map_or(*since, |(of_class, _)| of_class);
                 Some((since.after(patience[class as usize]), class, direction))
             },
         )
@@ -188,7 +211,7 @@ mod tests {
             assert!(queues.push(ask(id + 10, Class::Save, Direction::Write, 1, due), Nanos(5)));
         }
         let order = |queues: &mut Queues, class, direction| {
-            std::iter::from_fn(|| queues.take(class, direction))
+            std::iter::from_fn(|| queues.take(class, direction, Nanos(9)))
                 .map(|ask| ask.id)
                 .collect::<Vec<_>>()
         };

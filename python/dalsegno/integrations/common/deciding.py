@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
 from dalsegno import LoadTerms
+from dalsegno.integrations.common.phases import Phases
 from dalsegno.integrations.common.running import Back, Running, RunningLoads
 from dalsegno.integrations.common.settings import StoreSettings
 from dalsegno.integrations.common.step_waits import StepWaits
@@ -107,6 +108,7 @@ class LoadDecider:
     Attributes:
         model: What was learned of it.
         profile: Where it is kept.
+        phases: Says to the store what the engine does.
     """
 
     def __init__(self, settings: StoreSettings, engine: Engine, profile: Profile) -> None:
@@ -121,6 +123,7 @@ class LoadDecider:
         self.engine = engine
         self.model: Any = profile.model()
         self._running = RunningLoads()
+        self.phases = Phases(self.model, lambda: self._running.is_loading("log"))
         self._step_waits = StepWaits()
         # Steps of prompts that were measured here, and how long the last step took.
         self._steps, self._last_step_s = 0, 0.0
@@ -385,6 +388,7 @@ class LoadDecider:
         work = step.work
         for listener in listeners:
             listener.step(self.engine, step)
+        self.phases.note_step(step)
         self._steps += work.pairs >= PROMPT_PAIRS * work.read
         if 0 < step.seconds < MOST_STEP_S:
             self._last_step_s = step.seconds

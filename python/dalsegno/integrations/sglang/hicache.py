@@ -69,7 +69,7 @@ class DalsegnoHiCache(HiCacheStorage):  # type: ignore[misc]
         self._meter = Meter(logger)
         self._store_prefix = prefix.StorePrefix(logger)
         self._mover = Mover(settings.load_timeout_s, settings.store_timeout_s)
-        self._loads = Loads(settings, storage_config)
+        self._loads = Loads(settings, storage_config, lambda: self._spaces.store)
         self._spaces = PoolSpaces(settings, ranks, flat=not (extra or {}).get("interface_v1", 1))
         plugin.watch(self)
 

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from dalsegno import merge_located
 from dalsegno.integrations.common.deciding import LoadDecider
 from dalsegno.integrations.common.rereads import Rereads
-from dalsegno.integrations.common.steps import StepTime
+from dalsegno.integrations.common.steps import StepTime, StepWork
 from dalsegno.integrations.common.wishes import Runs, Wish, part
 from dalsegno.integrations.sglang import costs, steps
 from dalsegno.integrations.sglang.pools import PoolPages
@@ -87,14 +87,15 @@ class _Promise:
 class Loads:
     """Decides for one backend, and measures its loads."""
 
-    def __init__(self, settings: HiCacheSettings, config: Any) -> None:
+    def __init__(self, settings: HiCacheSettings, config: Any, store: Callable[[], Any]) -> None:
         """Starts without knowing what a page is.
 
         Args:
             settings: Of the backend.
             config: SGLang's `HiCacheStorageConfig`.
+            store: Returns the open store; None without one.
         """
-        self._settings, self._config = settings, config
+        self._settings, self._config, self._store = settings, config, store
         self._lock = threading.Lock()
         self._decider: LoadDecider | None = None
         self._rereads: Rereads | None = None
@@ -121,6 +122,12 @@ class Loads:
             problem = repr(error)
         if problem and self._settings.load_policy == "auto":
             logger.warning("Dalsegno loads every hit, as costs cannot be measured: %s", problem)
+
+    def begin_step(self, work: StepWork | None) -> None:
+        """Says to the store what a step does."""
+        decider = self._decider
+        if decider is not None:
+            self._safely(lambda: decider.phases.begin_step(self._store(), work), None)
 
     def note_step(self, step: StepTime) -> None:
         """Learns how long a step took."""

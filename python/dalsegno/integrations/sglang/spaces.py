@@ -132,6 +132,12 @@ class PoolSpaces:
 
         return open_namespaces
 
+    @property
+    def store(self) -> Any:
+        """The open store, None without one."""
+        opened = self._backend.current
+        return None if opened is None else opened.store
+
     def _opened(self) -> Spaces | None:
         """Returns the namespaces of the open store, None without one."""
         opened = self._backend.current

@@ -39,6 +39,9 @@ _BEGIN, _END = "run_batch", "process_batch_result"
 class Listener(Protocol):
     """What learns from steps."""
 
+    def begin_step(self, work: StepWork | None) -> None:
+        """Notes that a step begins; None if its work is not known."""
+
     def note_step(self, step: StepTime) -> None:
         """Learns how long a step took."""
 
@@ -94,6 +97,8 @@ class StepWatch:
         self._look(scheduler)
         self._numbers.append(number)
         self._clock.begin(work)
+        for one in list(self.listeners):
+            one.begin_step(work)
 
     def end(self, scheduler: Any, batch: Any) -> None:
         """The result of a step was processed.

@@ -17,7 +17,7 @@ import math
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
@@ -113,7 +113,11 @@ def groups_of(config: Any, kv_cache_config: Any) -> Groups:
 
 
 class LoadAdviser:
-    """Decides which lookups of a tier are hits."""
+    """Decides which lookups of a tier are hits.
+
+    Attributes:
+        opened: Returns the open store; None without one.
+    """
 
     def __init__(
         self, settings: TierSettings, config: Any, row_bytes: int, meter: Meter, calls: Calls
@@ -129,6 +133,7 @@ class LoadAdviser:
         """
         self._settings, self._config, self._row_bytes = settings, config, row_bytes
         self._meter, self._calls = meter, calls
+        self.opened: Callable[[], Opened | None] = lambda: None
         self._decider: LoadDecider | None = None
         self._rereads: Rereads | None = None
         self._others = Others()
@@ -332,9 +337,17 @@ class LoadAdviser:
         Args:
             output: vLLM's `SchedulerOutput`.
         """
-        if self._decider is not None:
+        if (decider := self._decider) is not None:
             # A step begins whatever goes wrong, as it will end.
-            self._clock.begin(self._calls.safely("begin_step", lambda: _work(output), None))
+            work = self._calls.safely("begin_step", lambda: _work(output), None)
+            self._clock.begin(work)
+            computes = bool(output.num_scheduled_tokens)
+            if opened := self.opened():
+                self._calls.safely(
+                    "begin_step",
+                    lambda: decider.phases.begin_step(opened.store, work, computes=computes),
+                    None,
+                )
             for request_id in output.num_scheduled_tokens:
                 self.leave(request_id)
             self._others.compute(output.num_scheduled_tokens)

@@ -99,6 +99,7 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         self._mover = Mover(self._rows, settings, self._config, self._meter, self._calls.note)
         row_bytes = self._rows.row_bytes
         self.adviser = LoadAdviser(settings, self._config, row_bytes, self._meter, self._calls)
+        self.adviser.opened = lambda: self._guard.current
         self._events = open_events(settings, self._config, self.locality, self._meter)
         try:
             codec = codec_of(settings, self._config.model.dtype)

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vllm.platforms import current_platform
@@ -16,7 +16,7 @@ from dalsegno import merge_located
 from dalsegno.integrations.common.deciding import Decision, Engine, LoadDecider
 from dalsegno.integrations.common.meeting import BackState, Meeting
 from dalsegno.integrations.common.rereads import Rereads
-from dalsegno.integrations.common.steps import StepTime
+from dalsegno.integrations.common.steps import StepTime, StepWork
 from dalsegno.integrations.common.wishes import Others, Wish, part
 from dalsegno.integrations.vllm import costs
 from dalsegno.integrations.vllm.direct import choice
@@ -42,17 +42,24 @@ class Offers:
     """
 
     def __init__(
-        self, settings: ConnectorSettings, decider: LoadDecider, meter: Meter, *, in_steps: bool
+        self,
+        settings: ConnectorSettings,
+        store: DirectStore,
+        decider: LoadDecider,
+        meter: Meter,
+        *,
+        in_steps: bool,
     ) -> None:
         """Starts without promises.
 
         Args:
             settings: Of the connector.
+            store: The store.
             decider: Decides how many blocks are loaded.
             meter: Counts blocks that are not loaded.
             in_steps: Whether a step may wait for blocks.
         """
-        self._settings, self.decider, self._meter = settings, decider, meter
+        self._settings, self._store, self.decider, self._meter = settings, store, decider, meter
         self._in_steps, self.can_take_back = in_steps, False
         self.may_jump: Callable[[str], bool] = lambda _: False
         self.others = Others()
@@ -205,6 +212,17 @@ class Offers:
         self.others.wait(state.request.request_id, state.request.num_tokens)
         state.saved_s = self.others.saved_s
 
+    def begin_step(self, work: StepWork | None, scheduled: Mapping[str, int]) -> None:
+        """Notes that a step begins.
+
+        Args:
+            work: What it computes; None if that is not known.
+            scheduled: The new tokens of its requests.
+        """
+        self.others.compute(scheduled)
+        if opened := self._store.opened:
+            self.decider.phases.begin_step(opened.store, work, computes=bool(scheduled))
+
     def note_steps(self, steps: Sequence[StepTime]) -> None:
         """Learns how long steps took."""
         self._rereads.take()
@@ -242,4 +260,5 @@ def create(
     engine = Engine(store.layers, store.block_bytes, store.tokens, chunk, settings.max_step_load_s)
     token_bytes = store.block_bytes / store.tokens
     decider = costs.create_decider(settings, vllm_config, engine, token_bytes, store.place)
-    return Offers(settings, decider, meter, in_steps=choice.loads_in_steps(vllm_config, platform))
+    in_steps = choice.loads_in_steps(vllm_config, platform)
+    return Offers(settings, store, decider, meter, in_steps=in_steps)

@@ -245,7 +245,7 @@ class DirectScheduler:
         plan.work = self._work(output.num_scheduled_tokens)
         self._planner.settle(plan)
         self._note_pages(plan, output)
-        self._offers.others.compute(output.num_scheduled_tokens)
+        self._offers.begin_step(plan.work, output.num_scheduled_tokens)
         if output.num_scheduled_tokens:
             self._store.note_use()
         if ranks is not None:
