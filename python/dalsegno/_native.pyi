@@ -1089,6 +1089,8 @@ class Namespace:
         into: PagedBlocks | Sequence[_Block],
         *,
         timeout_s: float | None = None,
+        due_s: float | None = None,
+        layer_s: float = 0.0,
     ) -> Load:
         """Starts to load the longest present run of ``chain``; never waits.
 
@@ -1103,9 +1105,14 @@ class Namespace:
                 DRAM tier; or one writable block per hash, ``block_bytes`` bytes each.
             timeout_s: Seconds from now after which the remaining blocks count as misses; ``None``
                 waits.
+            due_s: Seconds from now after which an engine needs the first layer; ``None`` for as
+                soon as possible. Reads go in the order in which they are due. A server reads as
+                soon as it can.
+            layer_s: Seconds after which it needs each further layer.
 
         Raises:
-            InvalidError: A size disagrees with the shape, or there is no DRAM tier.
+            InvalidError: A size disagrees with the shape, there is no DRAM tier, or a time is
+                negative or not a number.
             ClosedError: The store is closed.
         """
 

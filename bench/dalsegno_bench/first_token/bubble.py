@@ -6,7 +6,8 @@ sources of 55 to 1.9 GB/s. Each policy serves prompts of 16,384 to 131,072 token
 H100 are modelled from whole prefills.
 
 The exit code is 1 if a check fails: ours against the best plan and against the other policies, the
-crossover that our model predicts, what it learns from requests, and what was measured on the H200.
+crossover that our model predicts, what it learns from requests, what was measured on the H200, and
+ours against other orders of reads and saves on one disk.
 
 With `--real`, a store on this machine loads, and timed waits stand for compute. That compares
 policies; its times are not those of a GPU.
@@ -25,7 +26,7 @@ from typing import Any
 
 import dalsegno
 from dalsegno.paths import local_path
-from dalsegno_bench.first_token import arrivals, modelled, plot, real, report
+from dalsegno_bench.first_token import arrivals, modelled, plot, real, report, saves
 from dalsegno_bench.first_token.cells import HIT_RATES, LENGTHS, SOURCES, Table, table_of
 from dalsegno_bench.first_token.checks import checked, still_right
 from dalsegno_bench.first_token.ends import fronts_of
@@ -74,6 +75,12 @@ def main(argv: Sequence[str]) -> int:
         "learning": still_right(result["arrivals"]),
         "measured": reproduced(),
     }
+    if not options.no_saves:
+        result["saves"] = saves.measured(H200)
+        if result["saves"] is None:
+            return 2
+        checks["saves"] = saves.checked(result["saves"])
+        saves.show(result["saves"])
     report.print_all(tables, checks, result["arrivals"])
     if options.plot:
         plot.draw(tables, (H200, h100), options.plot_tokens, options.plot)
@@ -168,6 +175,7 @@ def _parser() -> argparse.ArgumentParser:
         choices=LENGTHS,
         help="length of prompts in the picture (%(default)s)",
     )
+    add("--no-saves", action="store_true", help="without the part that needs a Rust compiler")
     add("--real", action="store_true", help="also load from a store, with timed compute")
     add(
         "--dir",

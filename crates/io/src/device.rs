@@ -1,6 +1,8 @@
 //! The traits [`Source`] and [`Device`]: the only way to files for the crates above, so that a simulation can replace
 //! real files.
 
+use dalsegno_core::Class;
+
 use crate::{CallRing, FileId, IoError, Operation, Request};
 
 /// How to open a file.
@@ -80,10 +82,10 @@ pub trait Source: Send + Sync + std::fmt::Debug {
         self.submit(vec![request]);
     }
 
-    /// Whether it has what keeps it busy with reads, or with writes, so that a call with requests in flight gains
-    /// nothing from more.
-    fn is_full(&self, operation: Operation) -> bool {
-        let _ = operation;
+    /// Whether it has what keeps it busy with reads, or with writes, so that a call of a class with requests in flight
+    /// gains nothing from more.
+    fn is_full(&self, operation: Operation, class: Class) -> bool {
+        let _ = (operation, class);
         false
     }
 

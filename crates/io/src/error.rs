@@ -113,6 +113,12 @@ impl IoError {
         self.is_one_of(&[libc::ENOSPC, libc::EDQUOT, libc::EFBIG])
     }
 
+    /// Whether the file was closed before the request reached it (`EBADF`).
+    #[must_use]
+    pub fn is_closed_file(&self) -> bool {
+        self.is_one_of(&[libc::EBADF])
+    }
+
     /// Whether a quota is exhausted (`EDQUOT`).
     #[must_use]
     pub fn is_quota(&self) -> bool {

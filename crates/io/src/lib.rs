@@ -45,5 +45,5 @@ pub use memory::{
 };
 pub use process::{Process, StopSignal, forked_amid_threads};
 pub use random::random_bytes;
-pub use request::{Completion, FileId, Operation, Purpose, Request, Watch};
+pub use request::{Completion, DueTimes, FileId, Operation, Purpose, Request, Watch};
 pub use threads::{Workers, share_work, spawn};

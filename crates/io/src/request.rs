@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crossbeam_channel::Sender;
 use dalsegno_core::{Class, Deadline, Nanos, SECTOR_BYTES};
@@ -35,13 +36,30 @@ impl Operation {
     }
 }
 
+/// When an engine needs the layers of blocks, of which it computes one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DueTimes {
+    /// When it needs the first one.
+    pub first: Nanos,
+    /// How much later it needs each further one.
+    pub layer: Duration,
+}
+
+impl DueTimes {
+    /// From a layer on.
+    #[must_use]
+    pub fn from(self, layer: u32) -> Self {
+        Self { first: self.first.after(self.layer.saturating_mul(layer)), ..self }
+    }
+}
+
 /// What a request is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Purpose {
     /// Who waits.
     pub class: Class,
     /// When an engine needs it; `None` for as soon as possible.
-    pub due: Option<Nanos>,
+    pub due: Option<DueTimes>,
     /// Whether it may be refused while the device is suspended. Work that must not be left half-way may not.
     pub is_refusable: bool,
 }

@@ -23,6 +23,15 @@ pub(crate) fn timeout(seconds: Option<f64>) -> PyResult<Option<Duration>> {
     seconds.map(convert).transpose()
 }
 
+/// Seconds from Python as a duration.
+pub(crate) fn seconds(name: &str, seconds: f64) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(seconds).map_err(|_| {
+        InvalidError::new_err(format!(
+            "{name} must be a finite number of seconds >= 0, got {seconds:?}"
+        ))
+    })
+}
+
 /// Where a put from Python keeps its blocks.
 pub(crate) fn keep(pool_only: bool) -> Keep {
     if pool_only { Keep::PoolOnly } else { Keep::Stored }

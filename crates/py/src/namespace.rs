@@ -3,12 +3,14 @@
 use std::collections::BTreeMap;
 
 use dalsegno_serve::{Allocation, Handle};
-use dalsegno_store::{GetReport, LayerSpan, LoadTarget, Namespace, Put, Scope, Terms};
+use dalsegno_store::{
+    GetReport, LayerSpan, LayerTimes, LoadTarget, LoadTiming, Namespace, Put, Scope, Terms,
+};
 use pyo3::prelude::*;
 
 use crate::access::Access;
 use crate::allocation::PyAllocation;
-use crate::arguments::{Number, keep, timeout};
+use crate::arguments::{Number, keep, seconds, timeout};
 use crate::buffers::{blocks, hashes};
 use crate::errors::OrRaise;
 use crate::gpu::PyGpu;
@@ -386,23 +388,37 @@ impl PyNamespace {
     ///         DRAM tier; or one writable block per hash, ``block_bytes`` bytes each.
     ///     timeout_s: Seconds from now after which the remaining blocks count as misses; ``None``
     ///         waits.
+    ///     due_s: Seconds from now after which an engine needs the first layer; ``None`` for as
+    ///         soon as possible. Reads go in the order in which they are due. A server reads as
+    ///         soon as it can.
+    ///     layer_s: Seconds after which it needs each further layer.
     ///
     /// Raises:
-    ///     InvalidError: A size disagrees with the shape, or there is no DRAM tier.
+    ///     InvalidError: A size disagrees with the shape, there is no DRAM tier, or a time is
+    ///         negative or not a number.
     ///     ClosedError: The store is closed.
-    #[pyo3(signature = (chain, into, *, timeout_s=None))]
+    #[pyo3(signature = (chain, into, *, timeout_s=None, due_s=None, layer_s=0.0))]
     fn load(
         &self,
         chain: &Bound<'_, PyAny>,
         into: &Bound<'_, PyAny>,
         timeout_s: Option<f64>,
+        due_s: Option<f64>,
+        layer_s: f64,
     ) -> PyResult<PyLoad> {
         let (chain, timeout) = (hashes(chain)?, timeout(timeout_s)?);
+        let due = due_s.map(|first_s| {
+            Ok::<_, PyErr>(LayerTimes {
+                first: seconds("due_s", first_s)?,
+                layer: seconds("layer_s", layer_s)?,
+            })
+        });
+        let timing = LoadTiming { timeout, due: due.transpose()? };
         let (target, gpu) = match into.cast::<PyPagedBlocks>() {
             Ok(pages) => (LoadTarget::Pages(pages.get().take()?), pages.get().gpu()),
             Err(_) => (LoadTarget::Blocks(blocks(into, Access::Write)?), None),
         };
-        let load = self.store.load(self.namespace.id(), chain, target, timeout);
+        let load = self.store.load(self.namespace.id(), chain, target, timing);
         Ok(PyLoad::new(load.or_raise()?, gpu))
     }
 

@@ -1,14 +1,13 @@
 //! `Store`.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use dalsegno_serve::Handle;
 use dalsegno_store::{Compression, Config, KvLayout, Namespace, Phase, RegisterOptions};
 use pyo3::prelude::*;
 use pyo3::types::PyMapping;
 
-use crate::arguments::{LocalPath, Number};
+use crate::arguments::{LocalPath, Number, seconds};
 use crate::errors::{InvalidError, OrRaise};
 use crate::json::to_python;
 use crate::log;
@@ -101,14 +100,7 @@ impl PyStore {
         steps: Vec<f64>,
     ) -> PyResult<()> {
         let phase = match phase {
-            "prefill" => {
-                let slack = Duration::try_from_secs_f64(slack_s).map_err(|_| {
-                    InvalidError::new_err(format!(
-                        "slack_s must be a number of seconds, at least 0; it is {slack_s}"
-                    ))
-                })?;
-                Phase::Prefill { slack }
-            }
+            "prefill" => Phase::Prefill { slack: seconds("slack_s", slack_s)? },
             "decode" => Phase::Decode,
             "idle" => Phase::Idle,
             other => {

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use dalsegno_core::{ChainHash, Config, Error, ErrorKind, Namespace, NamespaceId, Result, StoreId};
 use dalsegno_store::{
-    EngineId, GetReport, Keep, LayerSpan, LayerWriter, Lease, Load, LoadTarget, Located, Memory,
-    PagedBlocks, Phase, Put, PutReport, Region, RegisterOptions, RemovalWatch, Removals, Scope,
-    Store, Terms, Transfer, absolute,
+    EngineId, GetReport, Keep, LayerSpan, LayerWriter, Lease, Load, LoadTarget, LoadTiming,
+    Located, Memory, PagedBlocks, Phase, Put, PutReport, Region, RegisterOptions, RemovalWatch,
+    Removals, Scope, Store, Terms, Transfer, absolute,
 };
 
 use crate::client::{Client, ServedLease, ServedWatch};
@@ -157,9 +157,13 @@ impl Handle {
         namespace: NamespaceId,
         chain: Vec<ChainHash>,
         target: LoadTarget,
-        timeout: Option<Duration>,
+        timing: LoadTiming,
     ) -> Result<Load> {
-        either!(self, store => store.load(namespace, chain, target, timeout))
+        match self {
+            Self::Here(store) => store.load(namespace, chain, target, timing),
+            // A server reads as soon as it can.
+            Self::Served(client) => client.load(namespace, chain, target, timing.timeout),
+        }
     }
 
     /// See [`Store::load_lease`] and [`Client::load_lease`].

@@ -81,7 +81,7 @@ pub use read::outcome::{GetReport, Outcome};
 pub use sizes::{check_blocks, check_get, check_pages};
 pub use state::arena::ArenaBacking;
 pub use stats::Stats;
-pub use terms::{Cancel, Terms};
+pub use terms::{Cancel, LayerTimes, LoadTiming, Terms};
 pub use tuning::tuner::{DecisionRow, IndexStats};
 
 /// What tests and simulations use in addition: a store of their own parts, and the rules of its background work.

@@ -44,3 +44,28 @@ impl Terms {
         }
     }
 }
+
+/// When an engine needs the layers of a load, from now on. They order the reads of several loads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerTimes {
+    /// Until it needs the first layer.
+    pub first: Duration,
+    /// Until it needs each further one.
+    pub layer: Duration,
+}
+
+/// How long a load may take, and when it is needed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LoadTiming {
+    /// After this time the rest of the load is a miss.
+    pub timeout: Option<Duration>,
+    /// When its layers are needed; `None` for as soon as possible.
+    pub due: Option<LayerTimes>,
+}
+
+impl From<Option<Duration>> for LoadTiming {
+    /// Needed as soon as possible.
+    fn from(timeout: Option<Duration>) -> Self {
+        Self { timeout, due: None }
+    }
+}

@@ -51,8 +51,10 @@ def test_saves_wait_in_prefill_and_reads_do_not(store: dalsegno.Store) -> None:
 def test_a_save_waits_no_longer_than_its_patience(store: dalsegno.Store) -> None:
     namespace = store.namespace({"model": "m"}, layers=1, slice_bytes=SLICE_BYTES)
     store.set_phase(1, "prefill")
-    report = namespace.put_batch([b"a" * 32], [bytearray(SLICE_BYTES)], timeout_s=30)
-    assert report.stored == 1
+    transfer = namespace.submit_put([b"a" * 32], [bytearray(SLICE_BYTES)], timeout_s=30)
+    while not transfer.wait(0.5):
+        store.set_phase(1, "prefill")
+    assert transfer.result().stored == 1
     assert store.stats()["schedule"]["save"]["aged"] >= 1
 
 

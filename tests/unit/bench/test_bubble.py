@@ -350,7 +350,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small")
 def test_a_run_prints_every_figure_on_its_last_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert bubble.main(["--histories", "1"]) == 0
+    assert bubble.main(["--histories", "1", "--no-saves"]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["holds"]
     assert result["layer_times"] == {"H200": "measured", "H100": "modelled"}
@@ -371,7 +371,7 @@ def test_a_failed_check_is_the_exit_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("dalsegno_bench.first_token.checks.ORACLE_LIMIT", 0.5)
-    assert bubble.main(["--histories", "1"]) == 1
+    assert bubble.main(["--histories", "1", "--no-saves"]) == 1
     out = capsys.readouterr().out
     assert "ours_vs_oracle: FAILS" in out
     assert not json.loads(out.splitlines()[-1])["holds"]

@@ -58,6 +58,16 @@ def test_each_step_has_its_phase() -> None:
     assert len(said.calls) == 7
 
 
+def test_less_slack_is_said_at_once_and_more_is_not() -> None:
+    said = Said()
+    said.phases.begin_step(said, PROMPT)
+    said.is_loading = True
+    said.phases.begin_step(said, PROMPT)
+    said.is_loading = False
+    said.phases.begin_step(said, PROMPT)
+    assert said.calls == [("prefill", 0.512, []), ("prefill", 0.0, [])]
+
+
 def test_the_same_phase_is_not_said_again_at_once_and_no_step_is_lost() -> None:
     said = Said()
     for _ in range(100):

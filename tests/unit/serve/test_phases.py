@@ -6,7 +6,9 @@ from tests.served import ServerProcess
 from tests.unit.serve.blocks import opened, wait_until
 
 
-def test_a_server_knows_the_phase_of_a_client_as_long_as_it_lives(server: ServerProcess) -> None:
+def test_a_server_knows_the_phase_of_a_client_until_it_says_nothing_more(
+    server: ServerProcess,
+) -> None:
     with opened(server.socket) as watching:
 
         def phase() -> str:
@@ -17,7 +19,6 @@ def test_a_server_knows_the_phase_of_a_client_as_long_as_it_lives(server: Server
             wait_until(lambda: phase() == "prefill", "the phase")
             client.store.set_phase(1, "decode", steps=[0.9, float("nan"), -3.0, 1e30])
             wait_until(lambda: phase() == "decode", "the next phase")
-        # Both are one process: its engine is forgotten with the connection that spoke for it.
         wait_until(lambda: phase() == "unknown", "the end")
 
 

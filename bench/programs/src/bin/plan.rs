@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use clap::Parser;
+use dalsegno_core::Class;
 use dalsegno_io::{
     Call, Claim, Copier, CopyBatch, CopyDone, CopyMark, CopySource, Filled, PagePart, PageShape,
     PagedMemory, Region, SystemClock, Touch,
@@ -93,7 +94,7 @@ impl Setting {
         let target = PageTarget::new(pages, Arc::new(Idle), &progress);
         let places = Places { numbers: (0..count).collect(), blocks: self.blocks.clone() };
         let copies = PlaceCopies::start(places, &target);
-        let are_copied = copies.finish(&Call::foreground(), &SystemClock::new());
+        let are_copied = copies.finish(&Call::of(Class::Need), &SystemClock::new());
         assert!(target.close() && are_copied.iter().all(|is_copied| *is_copied));
         started.elapsed().as_secs_f64()
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dalsegno_core::Stopped;
-use dalsegno_io::{Call, Completion, IoError, Memory, Operation, Request};
+use dalsegno_io::{Call, Completion, IoError, Memory, Operation, Purpose, Request};
 
 use super::extent_reading::ExtentReading;
 use super::header_cache::HeaderCache;
@@ -87,11 +87,15 @@ impl<'a> ReadPump<'a> {
 
     fn enqueue(&mut self, requests: impl IntoIterator<Item = Chunk>) {
         for chunk in requests {
-            let of_layer = || self.readings[chunk.record].first_layer_of(&chunk);
-            let layer = if self.is_by_layer { of_layer() } else { 0 };
-            self.waiting.insert((layer, self.planned), chunk);
+            self.waiting.insert((self.layer_of(&chunk), self.planned), chunk);
             self.planned += 1;
         }
+    }
+
+    /// The first layer of which a request has bytes, if layers are read one after the other.
+    fn layer_of(&self, chunk: &Chunk) -> u32 {
+        let reading = &self.readings[chunk.record];
+        if self.is_by_layer { reading.first_layer_of(chunk) } else { 0 }
     }
 
     /// Sends what may be in flight, and takes what has arrived; returns whether everything that is planned was read or
@@ -190,7 +194,9 @@ impl<'a> ReadPump<'a> {
         };
         let PinnedFile { file, guard } = self.readings[chunk.record].pinned().clone();
         let request = self.pump.request(Operation::Read, file, chunk.offset, memory);
-        self.pump.submit(Request { tag, guard: Some(guard), ..request });
+        let due = request.purpose.due.map(|due| due.from(self.layer_of(&chunk)));
+        let purpose = Purpose { due, ..request.purpose };
+        self.pump.submit(Request { tag, purpose, guard: Some(guard), ..request });
         chunk
     }
 

@@ -106,10 +106,10 @@ impl SourceIo {
         }
     }
 
-    /// The terms of operations that no caller started, but that saves may wait for: at most [`OWN_LIMIT`].
+    /// The terms of small operations that no caller started, but that callers may wait for: at most [`OWN_LIMIT`].
     #[must_use]
     pub fn own_call(&self) -> Call {
-        let call = Call::of(Class::Save);
+        let call = Call::of(Class::Need);
         let limit = call.at_most(OWN_LIMIT, self.clock.as_ref());
         call.until(limit)
     }

@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Select, Sender, unbounded};
 use dalsegno_core::{Class, Deadline, Stopped};
-use dalsegno_io::{CANCEL_POLL, Call, CallRing, Completion, FileId, Memory, Operation, Request};
+use dalsegno_io::{
+    BufferPool, CANCEL_POLL, Call, CallRing, Completion, FileId, Memory, Operation, Request,
+};
 
 use super::device_io::SourceIo;
 
@@ -22,6 +24,8 @@ pub(crate) const LOOK: Duration = Duration::from_millis(2);
 pub(crate) struct Pump<'a> {
     io: &'a SourceIo,
     call: &'a Call,
+    /// Staging buffers.
+    pool: BufferPool,
     /// What most of its requests do.
     operation: Operation,
     in_flight: u32,
@@ -38,9 +42,12 @@ impl<'a> Pump<'a> {
     pub(crate) fn new(io: &'a SourceIo, call: &'a Call) -> Self {
         let (sender, receiver) = unbounded();
         let ring = if call.purpose.class == Class::Upkeep { None } else { io.source.call_ring() };
+        let is_patient = matches!(call.purpose.class, Class::Save | Class::Upkeep);
+        let pool = if is_patient { io.pool.for_patient_work() } else { io.pool.clone() };
         Self {
             io,
             call,
+            pool,
             operation: Operation::Read,
             in_flight: 0,
             ring,
@@ -56,7 +63,8 @@ impl<'a> Pump<'a> {
     }
 
     pub(crate) fn can_submit(&self) -> bool {
-        let waits = self.in_flight >= 2 && !self.is_eager && self.io.source.is_full(self.operation);
+        let is_full = || self.io.source.is_full(self.operation, self.call.purpose.class);
+        let waits = self.in_flight >= 2 && !self.is_eager && is_full();
         self.in_flight < self.io.bounds.depth && !waits
     }
 
@@ -182,13 +190,13 @@ impl<'a> Pump<'a> {
 
     /// A staging buffer if one is free.
     pub(crate) fn try_staging(&self, len: usize) -> Option<Memory> {
-        self.io.pool.try_take(len)
+        self.pool.try_take(len)
     }
 
     /// A staging buffer, or `None` if the caller should wait for a completion first. Fails with [`Stopped::Busy`] if
     /// none becomes free in time.
     pub(crate) fn staging(&self, len: usize) -> Result<Option<Memory>, Stopped> {
-        if let Some(memory) = self.io.pool.try_take(len) {
+        if let Some(memory) = self.pool.try_take(len) {
             return Ok(Some(memory));
         }
         if !self.is_idle() {
@@ -221,7 +229,7 @@ impl<'a> Pump<'a> {
             return Err(Stopped::Busy);
         };
         let until = self.call.at_most(left.min(limit).min(CANCEL_POLL), clock);
-        Ok(self.io.pool.take(len, until, clock).ok())
+        Ok(self.pool.take(len, until, clock).ok())
     }
 
     /// Waits until nothing is in flight, so that lent memory can return to its owner.

@@ -76,7 +76,7 @@ pub fn write_unwatched(io: &SourceIo, pinned: PinnedFile, offset: u64, bytes: &[
     memory.as_mut_slice().copy_from_slice(bytes);
     let request = Request {
         operation: Operation::Write,
-        purpose: Purpose::of(Class::Upkeep),
+        purpose: Purpose::of(Class::Need),
         file: pinned.file,
         offset,
         memory: vec![memory],

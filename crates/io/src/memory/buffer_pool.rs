@@ -3,7 +3,9 @@
 //! 1. The arena has the size of its limit. Staging never allocates anything else.
 //! 2. A caller that holds a buffer never waits for another one ([`BufferPool::try_take`]), so callers cannot starve
 //!    each other. Only a caller that holds none may wait ([`BufferPool::take`]).
-//! 3. A forked child has no arena: nothing there may touch its address.
+//! 3. What nobody waits for takes at most half of the buffers of each size ([`BufferPool::for_patient_work`]): it may
+//!    hold them while it waits for its turn at a device.
+//! 4. A forked child has no arena: nothing there may touch its address.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -22,12 +24,16 @@ const SMALL_BYTES: usize = 64 << 10;
 #[derive(Clone, Debug)]
 pub struct BufferPool {
     arena: Arc<PoolArena>,
+    /// Buffers of each size that are left to others: small, large.
+    left: (usize, usize),
 }
 
 #[derive(Debug)]
 struct PoolArena {
     region: Region,
     large_bytes: usize,
+    /// Small and large ones.
+    counts: (usize, usize),
     free: Mutex<FreeBuffers>,
     returned: Condvar,
 }
@@ -78,10 +84,18 @@ impl BufferPool {
         let arena = PoolArena {
             region: Region::anonymous(total, Touch::Now, "staging memory")?,
             large_bytes,
+            counts: (small_count, large_count),
             free: Mutex::new(free),
             returned: Condvar::new(),
         };
-        Ok(Self { arena: Arc::new(arena) })
+        Ok(Self { arena: Arc::new(arena), left: (0, 0) })
+    }
+
+    /// The same pool for work that nobody waits for: it leaves half of the buffers to others.
+    #[must_use]
+    pub fn for_patient_work(&self) -> Self {
+        let (small, large) = self.arena.counts;
+        Self { arena: Arc::clone(&self.arena), left: (small / 2, large / 2) }
     }
 
     /// Size of the largest buffer, in bytes.
@@ -139,8 +153,10 @@ impl BufferPool {
 
     fn take_from(&self, free: &mut FreeBuffers, len: usize) -> Option<Memory> {
         assert!(len <= self.arena.large_bytes, "{len} bytes asked of a pool of {}", self.largest());
-        let small = len <= SMALL_BYTES && !free.small.is_empty();
-        let offset = if small { free.small.pop() } else { free.large.pop() }?;
+        let small = len <= SMALL_BYTES && free.small.len() > self.left.0;
+        let has_large = free.large.len() > self.left.1;
+        let offset =
+            if small { free.small.pop() } else { has_large.then(|| free.large.pop()).flatten() }?;
         let owner: Arc<dyn Any + Send + Sync> =
             Arc::new(BufferLease { arena: Arc::clone(&self.arena), offset, small });
         // SAFETY: the buffer was in the free list, so nobody else holds it. It returns there only when the lease, which
@@ -168,6 +184,19 @@ mod tests {
         assert!(taken.windows(2).all(|w| w[0].0 + (1 << 20) <= w[1].0));
         drop(taken);
         assert_eq!(pool.free_counts(), before);
+    }
+
+    #[test]
+    fn patient_work_leaves_half_of_the_buffers() {
+        let pool = BufferPool::new(16 << 20, 1 << 20).unwrap();
+        let (small, large) = pool.free_counts();
+        let patient = pool.for_patient_work();
+        let taken: Vec<_> = std::iter::from_fn(|| patient.try_take(1 << 20)).collect();
+        assert_eq!(taken.len(), large - large / 2);
+        let others: Vec<_> = std::iter::from_fn(|| patient.try_take(1)).collect();
+        assert_eq!(others.len(), small - small / 2);
+        let rest: Vec<_> = std::iter::from_fn(|| pool.try_take(1 << 20)).collect();
+        assert_eq!(rest.len(), large / 2);
     }
 
     #[test]

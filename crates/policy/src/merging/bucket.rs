@@ -39,6 +39,11 @@ impl Bucket {
         (self.bytes_per_s > 0).then(|| self.full_at.since(now.after(self.burst)))
     }
 
+    /// Forgets the part of a debt that takes longer to pay.
+    pub fn forgive(&mut self, most: Duration, now: Nanos) {
+        self.full_at = self.full_at.min(now.after(self.burst).after(most));
+    }
+
     /// Spends bytes, even more than are available.
     pub fn spend(&mut self, bytes: u64, now: Nanos) {
         let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(self.bytes_per_s.max(1));

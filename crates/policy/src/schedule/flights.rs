@@ -9,7 +9,7 @@ use dalsegno_core::Nanos;
 use hashbrown::HashMap;
 
 use super::ask::{Ask, Direction};
-use super::window::{Departure, FlightWindow, WindowRules};
+use super::window::{Departure, FlightWindow, MEASURED_BYTES, WindowRules};
 
 /// Bytes per second before they were measured: a slow disk.
 pub(super) const UNKNOWN_RATE: f64 = 100e6;
@@ -18,7 +18,7 @@ const UNKNOWN_INTERFERENCE: f64 = 0.5;
 /// Weight of the newest sample of interference.
 const NEWEST: f64 = 1.0 / 16.0;
 /// Requests whose patience is over take one of so many parts of the time, as long as others are to go first.
-const AGED_PART: u32 = 4;
+const AGED_PART: u32 = 8;
 
 /// A request in flight.
 #[derive(Clone, Copy, Debug)]
@@ -108,7 +108,8 @@ impl Flights {
         let Some(flight) = self.of.remove(&id) else { return };
         let Flight { departure, direction, is_aged, is_mixed, counts } = flight;
         if is_aged {
-            let taken = departure.taken(now);
+            // One that hung, or a clock that jumped, keeps others back for no longer than that.
+            let taken = departure.taken(now).min(self.stall);
             self.aged[direction as usize] = Some(now.after(taken * (AGED_PART - 1)));
         }
         if !counts {
@@ -116,7 +117,8 @@ impl Flights {
         }
         let has_writes = self.bytes(Direction::Write) > 0;
         self.windows[direction as usize].end(departure, now, is_done);
-        if direction == Direction::Read && is_done && is_mixed == has_writes {
+        let says = departure.bytes() >= MEASURED_BYTES && is_done;
+        if direction == Direction::Read && says && is_mixed == has_writes {
             // A read beside writes for a part of its time says nothing.
             self.note_read(departure, is_mixed, now);
         }

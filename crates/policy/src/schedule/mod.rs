@@ -14,8 +14,8 @@
 //! | idle, or no engine says | saves always, upkeep if no need waits |
 //!
 //! 1. A class that has waited for its patience without a turn has one in any phase and before all others, one request
-//!    at a time in each direction and for at most a quarter of the time. So every request starts: at the latest after
-//!    the patience of its class and four times the time that the device needs for those before it.
+//!    at a time in each direction and for at most an eighth of the time. So every request starts: at the latest after
+//!    the patience of its class and eight times the time that the device needs for those before it.
 //! 2. Bytes in flight are bounded in each direction by what keeps the device busy (`window.rs`), but for one request
 //!    whose patience is over. One request always may be in flight.
 //! 3. Requests that wait are bounded in number and bytes by class; the rest is refused, so that the caller drops what
@@ -97,7 +97,7 @@ impl Default for ScheduleRules {
             patience: [
                 Duration::from_millis(100),
                 Duration::from_secs(1),
-                Duration::from_secs(2),
+                Duration::from_secs(5),
                 Duration::from_secs(10),
             ],
             most_waiting: 1 << 16,
@@ -184,11 +184,6 @@ impl Schedule {
         self.phases.set(engine, phase, now);
     }
 
-    /// A process ended, and its engines with it.
-    pub fn forget_process(&mut self, process: u64) {
-        self.phases.forget(process);
-    }
-
     /// All engines ended.
     pub fn forget_engines(&mut self) {
         self.phases.clear();
@@ -234,11 +229,13 @@ impl Schedule {
         !self.queues.is_empty()
     }
 
-    /// Whether the device has what keeps it busy in this direction, so that a caller need not ask for more.
+    /// Whether the device has what keeps it busy in this direction, so that a caller of a class need not ask for more:
+    /// less urgent requests that wait are in nobody's way.
     #[must_use]
-    pub fn is_full(&self, direction: Direction) -> bool {
+    pub fn is_full(&self, direction: Direction, class: Class) -> bool {
+        let mut urgent = Class::ALL.iter().filter(|other| **other <= class);
         self.flights.window(direction).is_full()
-            || Class::ALL.iter().any(|class| self.queues.first(*class, direction).is_some())
+            || urgent.any(|other| self.queues.first(*other, direction).is_some())
     }
 
     /// Bytes in flight.
@@ -253,12 +250,12 @@ impl Schedule {
         counts.started += 1;
         counts.aged += u64::from(is_aged);
         if !is_aged {
-            self.queues.feed(ask.class, now);
+            self.queues.feed(ask.class, ask.direction, now);
         }
         self.has_written |= ask.direction == Direction::Write && ask.bytes > 0;
-        if matches!(ask.class, Class::Save | Class::Upkeep)
-            && self.phases.now(now) == Some(Phase::Decode)
-        {
+        // What has a turn whatever the pace is does not slow down what follows.
+        let is_paced = matches!(ask.class, Class::Save | Class::Upkeep) && !is_aged;
+        if is_paced && self.phases.now(now) == Some(Phase::Decode) {
             self.pace.spend(ask.bytes, now);
         }
         Next::Go(ask.id)
@@ -371,9 +368,10 @@ impl Schedule {
         }
     }
 
-    /// By how many seconds a request delays reads that run beside it, at most.
+    /// By how many seconds a request and what is in flight beside it delay reads, at most.
     fn seconds_beside(&self, ask: &Ask) -> f64 {
-        real(ask.bytes) / self.flights.rate(ask.direction)
+        let bytes = ask.bytes + self.flights.bytes(Direction::Write);
+        real(bytes) / self.flights.rate(ask.direction)
             * (1.0 - self.flights.interference()).max(0.05)
     }
 

@@ -26,6 +26,8 @@ const LEAST: f64 = 1.0 / 256.0;
 const NEWEST: f64 = 1.0 / 16.0;
 /// What may be written without a pause.
 const BURST: Duration = Duration::from_millis(10);
+/// The longest pause, whatever was written before: the rate may have grown since.
+const LONGEST: Duration = Duration::from_secs(1);
 
 /// See the module.
 #[derive(Clone, Debug)]
@@ -89,11 +91,12 @@ impl WritePace {
 
     /// How long the next write waits.
     pub(super) fn wait(&self, now: Nanos) -> Duration {
-        self.bucket.wait(now).unwrap_or(Duration::ZERO)
+        self.bucket.wait(now).unwrap_or(Duration::ZERO).min(LONGEST)
     }
 
     /// A write starts.
     pub(super) fn spend(&mut self, bytes: u64, now: Nanos) {
+        self.bucket.forgive(LONGEST, now);
         self.bucket.spend(bytes, now);
     }
 }

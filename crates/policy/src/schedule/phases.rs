@@ -1,7 +1,9 @@
 //! What the engines of one device do now, as far as they say so.
 //!
 //! 1. An engine that says nothing more for its term is forgotten: it ended, hangs, or never ends its phase.
-//! 2. Of several engines the most urgent one counts: any prefill before any decoding, the least slack first.
+//! 2. Of several engines the most urgent one counts: any prefill before any decoding, the least slack first. Slack
+//!    passes with time.
+//! 3. A process speaks for a few engines, so one alone does not make the others forgotten.
 
 use std::time::Duration;
 
@@ -42,6 +44,9 @@ impl Phase {
     }
 }
 
+/// Most engines of one process.
+const MOST_OF_PROCESS: usize = 8;
+
 /// The phases of all engines.
 #[derive(Clone, Debug)]
 pub(super) struct Phases {
@@ -61,19 +66,18 @@ impl Phases {
     pub(super) fn set(&mut self, engine: EngineId, phase: Phase, now: Nanos) {
         let until = now.after(self.term);
         self.engines.retain(|(known, _, until)| *known != engine && *until > now);
-        if self.engines.len() == self.most {
+        let own = |known: &EngineId| known.process == engine.process;
+        let is_greedy =
+            self.engines.iter().filter(|(known, ..)| own(known)).count() >= MOST_OF_PROCESS;
+        if is_greedy || self.engines.len() >= self.most {
             // The one that was silent for longest.
-            let oldest = self.engines.iter().enumerate().min_by_key(|(_, (.., until))| *until);
-            if let Some((at, _)) = oldest {
+            let known = self.engines.iter().enumerate();
+            let replaced = known.filter(|(_, (known, ..))| !is_greedy || own(known));
+            if let Some((at, _)) = replaced.min_by_key(|(_, (.., until))| *until) {
                 self.engines.swap_remove(at);
             }
         }
         self.engines.push((engine, phase, until));
-    }
-
-    /// A process ended, and its engines with it.
-    pub(super) fn forget(&mut self, process: u64) {
-        self.engines.retain(|(known, ..)| known.process != process);
     }
 
     /// All engines ended.
@@ -89,7 +93,17 @@ impl Phases {
     /// The most urgent phase; `None` if no engine says what it does.
     pub(super) fn now(&self, now: Nanos) -> Option<Phase> {
         let valid = self.engines.iter().filter(|(.., until)| *until > now);
-        valid.map(|(_, phase, _)| *phase).min_by_key(|phase| phase.order())
+        valid
+            .map(|(_, phase, until)| self.left(*phase, *until, now))
+            .min_by_key(|phase| phase.order())
+    }
+
+    /// What an engine does now, if it said so for as long as it is believed.
+    fn left(&self, phase: Phase, until: Nanos, now: Nanos) -> Phase {
+        let Phase::Prefill { slack } = phase else { return phase };
+        // Since it said so; none of it if the clock jumped back.
+        let passed = self.term.saturating_sub(until.since(now));
+        Phase::Prefill { slack: slack.saturating_sub(passed) }
     }
 
     /// When the next phase is forgotten.
@@ -125,8 +139,8 @@ mod tests {
             phases.set(engine(number), phase, Nanos(0));
             assert_eq!(phases.now(Nanos(0)), Some(now));
         }
-        phases.forget(3);
-        assert_eq!(phases.now(Nanos(0)), Some(Phase::Decode));
+        phases.clear();
+        assert_eq!(phases.now(Nanos(0)), None);
     }
 
     #[test]
@@ -141,6 +155,27 @@ mod tests {
         assert_eq!((phases.now(end), phases.next_end(end)), (None, None));
         // A clock that jumps back finds it again, until the same moment.
         assert_eq!(phases.now(Nanos(5)), Some(HASTY));
+    }
+
+    #[test]
+    fn a_process_replaces_its_own_engines_only() {
+        let mut phases = Phases::new(64, TERM);
+        phases.set(engine(1), HASTY, Nanos(0));
+        for number in 0..64 {
+            phases.set(EngineId { process: 2, number }, Phase::Idle, Nanos(number));
+        }
+        assert_eq!((phases.now(Nanos(64)), phases.count(Nanos(64))), (Some(HASTY), 9));
+    }
+
+    #[test]
+    fn slack_passes_with_time() {
+        let mut phases = Phases::new(2, TERM);
+        phases.set(engine(1), CALM, Nanos(0));
+        let left = |ms| Some(Phase::Prefill { slack: Duration::from_millis(ms) });
+        assert_eq!(
+            [0, 3, 9].map(|ms| phases.now(Nanos(ms * 1_000_000))),
+            [left(5), left(2), left(0)]
+        );
     }
 
     #[test]

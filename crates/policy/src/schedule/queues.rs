@@ -2,8 +2,11 @@
 //!
 //! 1. Those that an engine waits for are ordered by due time, all others by arrival.
 //! 2. What a class has waiting is bounded, and one request always may wait.
-//! 3. A class waits from when its first request did, until one has its turn. So those that are asked for one after the
-//!    other, each when the one before was done, wait for the patience of their class once and not each of them.
+//! 3. A queue, of a class and a direction, waits from when its first request did, until one has its turn. So those
+//!    that are asked for one after the other, each when the one before was done, wait for the patience of their class
+//!    once and not each of them. A request that has waited for so long itself need not wait for its queue.
+//! 4. Queues whose patience is over take turns.
+//! 5. No due time is later than [`LATEST`] after the arrival.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,11 +20,24 @@ use super::numbers::real;
 /// Requests whose due times are looked at one by one; the others are due when the last of these is.
 const LOOKED_AT: usize = 64;
 
-/// A class still waits if its next request comes within this time after its queue became empty.
+/// How late a request can be due that waits now.
+const LATEST: Duration = Duration::from_secs(10);
+
+/// A queue still waits if its next request comes within this time after its queue became empty.
 const GAP: Duration = Duration::from_millis(250);
 
 /// The place of a request in its queue: when it is due or arrived, and a number that no other one has.
 type Place = (Nanos, u64);
+
+/// A queue that waits for a turn.
+#[derive(Clone, Copy, Debug)]
+struct Hunger {
+    since: Nanos,
+    /// When it was not empty last, or had a turn.
+    last: Nanos,
+    /// Its last turn, if its patience is over.
+    turn: Nanos,
+}
 
 /// See the module.
 #[derive(Clone, Debug)]
@@ -33,8 +49,8 @@ pub(super) struct Queues {
     places: HashMap<u64, (Class, Direction, Place)>,
     /// Bytes by class.
     bytes: [u64; 4],
-    /// By class: since when it waits for a turn, and when its queue was not empty last.
-    hungry: [Option<(Nanos, Nanos)>; 4],
+    /// By class, then by direction; `None` for one that does not wait.
+    hungry: [[Option<Hunger>; 2]; 4],
     arrivals: u64,
 }
 
@@ -47,7 +63,7 @@ impl Queues {
             waiting: Default::default(),
             places: HashMap::new(),
             bytes: [0; 4],
-            hungry: [None; 4],
+            hungry: [[None; 2]; 4],
             arrivals: 0,
         }
     }
@@ -65,12 +81,12 @@ impl Queues {
             return false;
         }
         let due = if ask.class == Class::Need { ask.due } else { None };
-        let place = (due.unwrap_or(now), self.arrivals);
+        let place = (due.map_or(now, |due| due.min(now.after(LATEST))), self.arrivals);
         self.arrivals += 1;
-        let hungry = &mut self.hungry[ask.class as usize];
-        let goes_on = |(_, last): &mut (Nanos, Nanos)| count > 0 || now.since(*last) <= GAP;
-        if !hungry.as_mut().is_some_and(goes_on) {
-            *hungry = Some((now, now));
+        let others = !self.of(ask.class, ask.direction).is_empty();
+        let hungry = &mut self.hungry[ask.class as usize][ask.direction as usize];
+        if !hungry.is_some_and(|hunger| others || now.since(hunger.last) <= GAP) {
+            *hungry = Some(Hunger { since: now, last: now, turn: Nanos(0) });
         }
         self.bytes[ask.class as usize] += ask.bytes;
         self.places.insert(ask.id, (ask.class, ask.direction, place));
@@ -92,16 +108,17 @@ impl Queues {
     /// Takes the first request of a class and direction.
     pub(super) fn take(&mut self, class: Class, direction: Direction, now: Nanos) -> Option<Ask> {
         let place = *self.of(class, direction).keys().next()?;
-        if let Some((_, last)) = &mut self.hungry[class as usize] {
-            *last = now;
+        if let Some(hunger) = &mut self.hungry[class as usize][direction as usize] {
+            (hunger.last, hunger.turn) = (now, now);
         }
         self.remove_at(class, direction, place)
     }
 
-    /// A class has had a turn, without having waited for its patience.
-    pub(super) fn feed(&mut self, class: Class, now: Nanos) {
-        let is_empty = self.waiting(class).0 == 0;
-        self.hungry[class as usize] = (!is_empty).then_some((now, now));
+    /// A queue has had a turn, without having waited for its patience.
+    pub(super) fn feed(&mut self, class: Class, direction: Direction, now: Nanos) {
+        let is_empty = self.of(class, direction).is_empty();
+        let hunger = Hunger { since: now, last: now, turn: Nanos(0) };
+        self.hungry[class as usize][direction as usize] = (!is_empty).then_some(hunger);
     }
 
     fn remove_at(&mut self, class: Class, direction: Direction, place: Place) -> Option<Ask> {
@@ -122,8 +139,7 @@ impl Queues {
         (self.waiting[at].iter().map(BTreeMap::len).sum(), self.bytes[at])
     }
 
-    /// When the patience of each class is over that has requests of a direction, but for those that an engine waits
-    /// for.
+    /// When the patience of each queue is over that has requests, but for those that an engine waits for.
     fn overdue<'a>(
         &'a self,
         patience: &'a [Duration; 4],
@@ -132,13 +148,14 @@ impl Queues {
         patient.flat_map(|class| [(class, Direction::Read), (class, Direction::Write)]).filter_map(
             move |(class, direction)| {
                 let ((since, _), _) = self.of(class, direction).first_key_value()?;
-                let since = self.hungry[class as usize].map_or(*since, |(of_class, _)| of_class);
+                let hungry = self.hungry[class as usize][direction as usize];
+                let since = hungry.map_or(*since, |hunger| hunger.since.min(*since));
                 Some((since.after(patience[class as usize]), class, direction))
             },
         )
     }
 
-    /// Whose patience was over first, of the directions that `may_start`.
+    /// Whose last turn was the longest time ago of those whose patience is over, of the directions that `may_start`.
     pub(super) fn most_overdue(
         &self,
         patience: &[Duration; 4],
@@ -147,8 +164,11 @@ impl Queues {
     ) -> Option<(Class, Direction)> {
         let ready =
             self.overdue(patience).filter(|(at, _, direction)| *at <= now && may_start(*direction));
+        let turn = |class: Class, direction: Direction| {
+            self.hungry[class as usize][direction as usize].map(|hunger| hunger.turn)
+        };
         ready
-            .min_by_key(|(at, class, _)| (*at, *class))
+            .min_by_key(|(at, class, direction)| (turn(*class, *direction), *at, *class))
             .map(|(_, class, direction)| (class, direction))
     }
 
@@ -267,10 +287,10 @@ mod tests {
         assert!(queues.laxity_s(100.0, 0, Nanos(1)) < 0.0);
         queues.remove(3);
         for id in 10..110 {
-            let due = Some(20 * SECOND);
+            let due = Some(10 * SECOND);
             let _ = queues.push(ask(id, Class::Need, Direction::Read, 100, due), Nanos(0));
         }
         let laxity = queues.laxity_s(100.0, 0, Nanos(0));
-        assert!((laxity - (20.0 - 104.0)).abs() < 1e-6, "{laxity}");
+        assert!((laxity - (10.0 - 104.0)).abs() < 1e-6, "{laxity}");
     }
 }

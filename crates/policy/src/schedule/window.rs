@@ -11,6 +11,8 @@ use dalsegno_core::Nanos;
 
 use super::numbers::real;
 
+/// A smaller request says nothing about a rate: its delay takes most of its time.
+pub(super) const MEASURED_BYTES: u64 = 64 << 10;
 /// Completed requests that are remembered.
 const SAMPLES: usize = 32;
 /// Requests after which the rate of a window is known, if they have the bytes of that window.
@@ -31,6 +33,11 @@ pub(super) struct Departure {
 }
 
 impl Departure {
+    /// Its bytes.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// When it started.
     pub(super) fn began(&self) -> Nanos {
         self.at
@@ -190,13 +197,9 @@ impl FlightWindow {
             // The clock stood still, or jumped back.
             return;
         }
-        let rate = real(self.delivered - departure.delivered) / busy.as_secs_f64();
-        if self.rates.len() < SAMPLES {
-            self.rates.push(rate);
-        } else {
-            self.rates[self.next] = rate;
+        if departure.bytes >= MEASURED_BYTES {
+            self.note_rate(real(self.delivered - departure.delivered) / busy.as_secs_f64());
         }
-        self.next = (self.next + 1) % SAMPLES;
         if self.earlier > 0 {
             self.earlier = self.earlier.saturating_sub(departure.bytes);
             self.round = Round { since: Some(now), ..Round::default() };
@@ -207,6 +210,15 @@ impl FlightWindow {
         if self.round.ended >= ROUND && self.round.bytes >= self.climb.limit {
             self.end_round(now);
         }
+    }
+
+    fn note_rate(&mut self, rate: f64) {
+        if self.rates.len() < SAMPLES {
+            self.rates.push(rate);
+        } else {
+            self.rates[self.next] = rate;
+        }
+        self.next = (self.next + 1) % SAMPLES;
     }
 
     /// Chooses the window of the next round.

@@ -189,7 +189,8 @@ impl Exchange<'_> {
             return Err(Malformed("too many steps").into());
         }
         let ratios: Vec<f64> = steps.iter().map(|step| f64::from(*step) / 1e3).collect();
-        self.pool.store().set_phase(engine, phase, &ratios)?;
+        // There is no answer, also if the store is closed.
+        drop(self.pool.store().set_phase(engine, phase, &ratios));
         Ok(Outgoing::Nothing)
     }
 

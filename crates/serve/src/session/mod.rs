@@ -80,16 +80,6 @@ struct Greeted {
     window: Option<SealedFile>,
     watch: Option<Watched>,
     ahead: ReadAhead,
-    /// None before it spoke for an engine.
-    speaker: Option<Speaker>,
-}
-
-/// A process that spoke for its engines. When it is dropped, they are forgotten; one that speaks over another
-/// connection says soon again what it does.
-#[derive(Debug)]
-struct Speaker {
-    pool: Pool,
-    process: u64,
 }
 
 /// A watch of removals, and its part of what the server notes.
@@ -222,18 +212,9 @@ impl Session {
             Request::Waiting => Ok(count(greeted.watch()?.waiting() as u64)),
             Request::Phase { engine, phase, slack_ns, steps } => {
                 let phase = phase_of(phase, slack_ns)?;
-                let process = account.process();
-                greeted.speaker.get_or_insert_with(|| Speaker { pool: pool.clone(), process });
-                call.phase(EngineId { process, number: engine }, phase, &steps)
+                call.phase(EngineId { process: account.process(), number: engine }, phase, &steps)
             }
         }
-    }
-}
-
-impl Drop for Speaker {
-    fn drop(&mut self) {
-        // A closed store has forgotten them.
-        drop(self.pool.store().forget_engines_of(self.process));
     }
 }
 

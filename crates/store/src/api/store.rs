@@ -7,7 +7,7 @@ use std::time::Duration;
 use dalsegno_core::{ChainHash, Config, Error, Limits, Namespace, NamespaceId, Result, StoreId};
 use dalsegno_extent::Cause;
 use dalsegno_index::Scope;
-use dalsegno_io::{Memory, PagedBlocks, Region};
+use dalsegno_io::{DueTimes, Memory, PagedBlocks, Region};
 use dalsegno_policy::schedule::{EngineId, Phase};
 
 use crate::api::door::Door;
@@ -30,7 +30,7 @@ use crate::read::load::{GetRequest, LoadWork, copy_lease, get};
 use crate::read::outcome::{GetReport, Outcome};
 use crate::sizes::check_pages;
 use crate::stats::Stats;
-use crate::terms::Terms;
+use crate::terms::{LoadTiming, Terms};
 
 /// A store of KV-cache blocks. Clones share it. It is closed when [`Store::close`] is called or the last clone is
 /// dropped.
@@ -117,7 +117,7 @@ impl Store {
     pub fn close(&self) {
         if let Ok(open) = self.door.enter() {
             // What they computed is written now.
-            open.order.forget_engines();
+            open.order.end_phases();
         }
         self.door.close(|deadline, clock| self.transfers.stop(deadline, clock));
     }
@@ -324,8 +324,6 @@ impl Store {
     /// let engine = EngineId { process: 0, number: 1 };
     /// store.set_phase(engine, Phase::Decode, &[1.01, 0.99])?;
     /// assert_eq!(store.stats().schedule.phase, "decode");
-    /// store.forget_engines_of(0)?;
-    /// assert_eq!(store.stats().schedule.phase, "unknown");
     /// # Ok::<(), dalsegno_store::Error>(())
     /// ```
     ///
@@ -334,16 +332,6 @@ impl Store {
     /// `Closed`.
     pub fn set_phase(&self, engine: EngineId, phase: Phase, steps: &[f64]) -> Result<()> {
         self.door.enter()?.order.set_phase(engine, phase, steps);
-        Ok(())
-    }
-
-    /// A process ended, and its engines with it.
-    ///
-    /// # Errors
-    ///
-    /// `Closed`.
-    pub fn forget_engines_of(&self, process: u64) -> Result<()> {
-        self.door.enter()?.order.forget_process(process);
         Ok(())
     }
 
@@ -468,21 +456,24 @@ impl Store {
         namespace: NamespaceId,
         chain: Vec<ChainHash>,
         target: LoadTarget,
-        timeout: Option<Duration>,
+        timing: impl Into<LoadTiming>,
     ) -> Result<Load> {
+        let LoadTiming { timeout, due } = timing.into();
         let store = self.door.enter()?;
         let layout = store.registrar.namespaces.get(namespace)?.layout();
         target.check(layout, &chain)?;
         if matches!(target, LoadTarget::Pages(_)) && store.recent.dram.is_off() {
             return Err(Error::invalid("a load to pages needs a DRAM tier; set `dram`"));
         }
+        let now = store.loader.tiers.clock.now();
+        let due = due.map(|due| DueTimes { first: now.after(due.first), layer: due.layer });
         let (progress, end) = LoadProgress::begin(layout.layers(), chain.len());
         let refused = Ok(throttled(chain.len()));
         let (door, copier) = (Arc::clone(&self.door), self.transfers.copier());
         let start = self.start(Direction::Load, timeout);
         let transfer = start.run(refused, move |terms| {
             let store = door.enter()?;
-            let work = LoadWork { namespace, chain, copier, end };
+            let work = LoadWork { namespace, chain, copier, due, end };
             match target {
                 LoadTarget::Blocks(out) => work.into_blocks(&store.loader, out, terms),
                 LoadTarget::Pages(pages) => work.into_pages(&store.loader, pages, terms),

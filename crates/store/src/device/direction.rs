@@ -105,6 +105,8 @@ impl Watch for DirectionWatch {
             // A short read says that the file ends there.
             Ok(()) | Err(IoError::Short { operation: "read", .. }) => Response::Good,
             Err(IoError::Stopped(_) | IoError::Closed | IoError::Suspended) => Response::NotSent,
+            // It was closed while the request waited for its turn.
+            Err(error) if error.is_closed_file() => Response::NotSent,
             Err(error) if error.is_no_space() || error.is_not_found() || error.is_exists() => {
                 Response::Good
             }

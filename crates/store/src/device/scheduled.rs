@@ -9,12 +9,14 @@
 //! 4. A thread of its own waits for moments. With [`Executor::Inline`] there is none: where nothing but time stands
 //!    before a request, it starts at once as if that time had passed.
 //! 5. What is in flight does not keep the device open: it refers to the schedule weakly.
-//! 6. A forked child leaves what waits as it is.
+//! 6. A request whose deadline passes while it waits is completed then, so that what it holds is free again.
+//! 7. A forked child leaves what waits as it is.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
 
-use dalsegno_core::{Clock, Nanos, Stopped};
+use dalsegno_core::{Class, Clock, Nanos, Stopped};
 use dalsegno_io::{
     CallRing, Device, DirEntry, Duty, Executor, FileId, Geometry, IoError, NextStep, OpenMode,
     Opened, Operation, Periodic, Process, Request, Source, Space, StopSignal, Watch,
@@ -25,6 +27,9 @@ use parking_lot::{Mutex, MutexGuard};
 use super::guarded::{Admission, Guarded};
 use super::waiting::{Arrived, Turn, WaitingRequests, direction};
 use super::watched::Watched;
+
+/// How long dropping waits for the thread.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A device that starts requests in order. What is in flight refers to it weakly.
 #[derive(Debug)]
@@ -41,8 +46,8 @@ struct Order<G: Guarded> {
     state: Mutex<OrderState>,
     /// Whether a thread passes on what has its turn. Changes under the lock, except after a panic.
     passing: AtomicBool,
-    /// By direction: whether the device has what keeps it busy.
-    full: [AtomicBool; 2],
+    /// By direction: for which classes the device has what keeps it busy, a bit for each.
+    full: [AtomicU8; 2],
     timer: OnceLock<Periodic<Timer<G>>>,
     process: Process,
 }
@@ -52,10 +57,17 @@ struct OrderState {
     requests: WaitingRequests,
     /// When the thread looks next; `None` if it sleeps until it is woken.
     wakes_at: Option<Nanos>,
+    /// Whether engines are not listened to any more.
+    is_ending: bool,
 }
 
 /// Ends the passing on in a panic.
 struct Passing<'a>(&'a AtomicBool);
+
+/// The bit of a class.
+fn bit(class: Class) -> u8 {
+    1 << class as u8
+}
 
 /// Looks when a moment comes at which a request may start.
 #[derive(Debug)]
@@ -77,7 +89,8 @@ impl<G: Guarded> Scheduled<G> {
         clock: &Arc<dyn Clock>,
         executor: Executor,
     ) -> std::io::Result<Self> {
-        let state = OrderState { requests: WaitingRequests::new(rules), wakes_at: None };
+        let state =
+            OrderState { requests: WaitingRequests::new(rules), wakes_at: None, is_ending: false };
         let order = Arc::new(Order {
             device,
             clock: Arc::clone(clock),
@@ -100,6 +113,9 @@ impl<G: Guarded> Scheduled<G> {
     /// writes, as its model predicts it.
     pub(crate) fn set_phase(&self, engine: EngineId, phase: Phase, steps: &[f64]) {
         let mut state = self.order.state.lock();
+        if state.is_ending {
+            return;
+        }
         let schedule = &mut state.requests.schedule;
         for ratio in steps {
             schedule.note_step(*ratio);
@@ -108,16 +124,10 @@ impl<G: Guarded> Scheduled<G> {
         self.order.pass_on(state);
     }
 
-    /// A process ended, and its engines with it.
-    pub(crate) fn forget_process(&self, process: u64) {
+    /// Everything is written as if no engine computed, whatever engines say from now on.
+    pub(crate) fn end_phases(&self) {
         let mut state = self.order.state.lock();
-        state.requests.schedule.forget_process(process);
-        self.order.pass_on(state);
-    }
-
-    /// All engines ended.
-    pub(crate) fn forget_engines(&self) {
-        let mut state = self.order.state.lock();
+        state.is_ending = true;
         state.requests.schedule.forget_engines();
         self.order.pass_on(state);
     }
@@ -156,6 +166,13 @@ impl<G: Guarded> Order<G> {
                 self.pass_on(state);
                 None
             }
+            Arrived::Refused(mut request) if !request.purpose.is_refusable => {
+                // Work that must not be left half-way is bounded by its threads.
+                let turn = state.requests.begin(&request, now);
+                drop(state);
+                self.begin(turn, &mut request, admission);
+                Some(request)
+            }
             Arrived::Refused(request) => {
                 drop(state);
                 request.complete(Err(IoError::Stopped(Stopped::Busy)));
@@ -171,33 +188,41 @@ impl<G: Guarded> Order<G> {
         }
         let _passing = Passing(&self.passing);
         loop {
-            let batch = self.take(&mut state);
+            let now = self.clock.now();
+            let late = state.requests.take_late(now);
+            let batch = self.take(&mut state, now);
             self.note_full(&state);
-            if batch.is_empty() {
+            if batch.is_empty() && late.is_empty() {
                 // Under the same lock as finding nothing.
                 self.passing.store(false, Ordering::Release);
                 return;
             }
             drop(state);
+            for request in late {
+                request.complete(Err(IoError::Stopped(Stopped::Deadline)));
+            }
             let begin = |(turn, mut request)| {
                 self.begin(turn, &mut request, Admission::Regular);
                 request
             };
-            self.device.source().submit(batch.into_iter().map(begin).collect());
+            let batch: Vec<_> = batch.into_iter().map(begin).collect();
+            if !batch.is_empty() {
+                self.device.source().submit(batch);
+            }
             state = self.state.lock();
         }
     }
 
     /// The requests whose turn it is. Plans when to look again.
-    fn take(&self, state: &mut OrderState) -> Vec<(Turn, Request)> {
+    fn take(&self, state: &mut OrderState, mut now: Nanos) -> Vec<(Turn, Request)> {
         let mut taken = Vec::new();
-        let mut now = self.clock.now();
         loop {
             let next = state.requests.take(now, &mut taken);
             match next {
                 Some(at) if self.executor == Executor::Inline && taken.is_empty() => now = at,
                 next => {
-                    self.plan(state, next);
+                    let late = state.requests.next_late();
+                    self.plan(state, next.into_iter().chain(late).min());
                     return taken;
                 }
             }
@@ -217,8 +242,9 @@ impl<G: Guarded> Order<G> {
 
     fn note_full(&self, state: &OrderState) {
         for direction in [Direction::Read, Direction::Write] {
-            let is_full = state.requests.schedule.is_full(direction);
-            self.full[direction as usize].store(is_full, Ordering::Relaxed);
+            let is_full = |class: &Class| state.requests.schedule.is_full(direction, *class);
+            let bits = Class::ALL.iter().filter(|class| is_full(class)).map(|class| bit(*class));
+            self.full[direction as usize].store(bits.sum(), Ordering::Relaxed);
         }
     }
 
@@ -271,6 +297,11 @@ impl<G: Guarded> Drop for Scheduled<G> {
             std::mem::forget(Arc::clone(&self.order));
             return;
         }
+        // So its thread does not end the device after this.
+        if let Some(timer) = self.order.timer.get() {
+            timer.close();
+            timer.join(CLOSE_TIMEOUT);
+        }
         let waiting = self.order.state.lock().requests.take_all();
         for request in waiting {
             request.complete(Err(IoError::Closed));
@@ -299,8 +330,9 @@ impl<G: Guarded> Source for Scheduled<G> {
         }
     }
 
-    fn is_full(&self, operation: Operation) -> bool {
-        self.order.full[direction(operation) as usize].load(Ordering::Relaxed)
+    fn is_full(&self, operation: Operation, class: Class) -> bool {
+        let bits = self.order.full[direction(operation) as usize].load(Ordering::Relaxed);
+        bits & bit(class) != 0
     }
 
     fn geometry(&self) -> Geometry {

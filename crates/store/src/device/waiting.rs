@@ -1,8 +1,8 @@
 //! The schedule of a device, and the requests that wait in it.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
-use dalsegno_core::Nanos;
+use dalsegno_core::{Deadline, Nanos};
 use dalsegno_io::{Operation, Request};
 use dalsegno_policy::schedule::{Arrival, Ask, Direction, Next, Schedule, ScheduleRules};
 
@@ -25,6 +25,8 @@ pub(super) enum Arrived {
 pub(super) struct WaitingRequests {
     pub(super) schedule: Schedule,
     waiting: HashMap<u64, Request>,
+    /// Those with a deadline, by it.
+    ends: BTreeSet<(Nanos, u64)>,
     next: u64,
 }
 
@@ -36,9 +38,22 @@ pub(super) fn direction(operation: Operation) -> Direction {
     }
 }
 
+/// The deadline of a request, if it has one, with its name.
+fn end_of(id: u64, request: &Request) -> Option<(Nanos, u64)> {
+    match request.deadline {
+        Deadline::At(end) => Some((end, id)),
+        Deadline::Never => None,
+    }
+}
+
 impl WaitingRequests {
     pub(super) fn new(rules: ScheduleRules) -> Self {
-        Self { schedule: Schedule::new(rules), waiting: HashMap::new(), next: 0 }
+        Self {
+            schedule: Schedule::new(rules),
+            waiting: HashMap::new(),
+            ends: BTreeSet::new(),
+            next: 0,
+        }
     }
 
     fn ask(&mut self, request: &Request) -> Ask {
@@ -48,7 +63,7 @@ impl WaitingRequests {
             direction: direction(request.operation),
             class: request.purpose.class,
             bytes: request.bytes(),
-            due: request.purpose.due,
+            due: request.purpose.due.map(|due| due.first),
         }
     }
 
@@ -57,6 +72,7 @@ impl WaitingRequests {
         match self.schedule.arrive(ask, now) {
             Arrival::Go => Arrived::Starts(Turn(ask.id), request),
             Arrival::Waits => {
+                self.ends.extend(end_of(ask.id, &request));
                 self.waiting.insert(ask.id, request);
                 Arrived::Waits
             }
@@ -76,13 +92,38 @@ impl WaitingRequests {
         loop {
             match self.schedule.next(now) {
                 Next::Go(id) => {
-                    let request = self.waiting.remove(&id);
+                    let request = self.remove(id);
                     taken.extend(request.map(|request| (Turn(id), request)));
                 }
                 Next::WaitUntil(at) => return Some(at),
                 Next::Wait => return None,
             }
         }
+    }
+
+    fn remove(&mut self, id: u64) -> Option<Request> {
+        let request = self.waiting.remove(&id)?;
+        if let Some(end) = end_of(id, &request) {
+            self.ends.remove(&end);
+        }
+        Some(request)
+    }
+
+    /// When the first deadline of those that wait passes.
+    pub(super) fn next_late(&self) -> Option<Nanos> {
+        self.ends.first().map(|(end, _)| *end)
+    }
+
+    /// Takes those whose deadline has passed.
+    pub(super) fn take_late(&mut self, now: Nanos) -> Vec<Request> {
+        let mut late = Vec::new();
+        while let Some((end, id)) = self.ends.first().copied()
+            && end <= now
+        {
+            self.schedule.withdraw(id);
+            late.extend(self.remove(id));
+        }
+        late
     }
 
     /// A request that started has ended.
@@ -95,6 +136,7 @@ impl WaitingRequests {
         for id in self.waiting.keys() {
             self.schedule.withdraw(*id);
         }
+        self.ends.clear();
         std::mem::take(&mut self.waiting).into_values().collect()
     }
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use dalsegno_core::{ChainHash, NamespaceId, Result};
 use dalsegno_extent::Cause;
 use dalsegno_index::Scope;
-use dalsegno_io::{Copier, Memory, PagedBlocks};
+use dalsegno_io::{Call, Copier, DueTimes, Memory, PagedBlocks, Purpose};
 
 use crate::load::progress::LoadEnd;
 use crate::load::target::PageTarget;
@@ -30,11 +30,18 @@ pub(crate) struct LoadWork {
     pub(crate) namespace: NamespaceId,
     pub(crate) chain: Vec<ChainHash>,
     pub(crate) copier: Arc<dyn Copier>,
+    /// When its layers are needed; `None` for as soon as possible.
+    pub(crate) due: Option<DueTimes>,
     /// Dropped when the load has ended.
     pub(crate) end: LoadEnd,
 }
 
 impl LoadWork {
+    fn call(&self, loader: &Loader, terms: &Terms) -> Call {
+        let call = terms.call(loader.tiers.clock.as_ref());
+        Call { purpose: Purpose { due: self.due, ..call.purpose }, ..call }
+    }
+
     /// Loads leading blocks into memory of the caller.
     pub(crate) fn into_blocks(
         self,
@@ -43,7 +50,7 @@ impl LoadWork {
         terms: &Terms,
     ) -> Result<GetReport> {
         let namespace = loader.namespaces.get(self.namespace)?;
-        let call = terms.call(loader.tiers.clock.as_ref());
+        let call = self.call(loader, terms);
         let delivery = Delivery::in_place(self.end.progress());
         let get = GetCall::new(&loader.tiers, &namespace, &self.chain, &call, Some(delivery));
         let report = run(&get, out.into_iter().map(GetBlock::to_copy));
@@ -59,7 +66,7 @@ impl LoadWork {
         terms: &Terms,
     ) -> Result<GetReport> {
         let namespace = loader.namespaces.get(self.namespace)?;
-        let call = terms.call(loader.tiers.clock.as_ref());
+        let call = self.call(loader, terms);
         let block_bytes = usize::try_from(namespace.layout().block_bytes()).expect("64-bit");
         let pages = PageTarget::new(pages, Arc::clone(&self.copier), self.end.progress());
         let mut outcomes: Vec<Outcome> = Vec::with_capacity(self.chain.len());

@@ -55,7 +55,7 @@ class Phases:
         self.number = next(_numbers)
         self._model, self._is_loading, self._now = model, is_loading, now
         self._ratios: list[float] = []
-        self._said, self._said_at = "", 0.0
+        self._said, self._slack_s, self._said_at = "", 0.0, 0.0
 
     def note_step(self, step: StepTime) -> None:
         """A step has computed. Call it before the model learns from it."""
@@ -81,8 +81,9 @@ class Phases:
             else:
                 slack_s = self._model.step_s(work.tokens, work.pairs, work.read)
         now = self._now()
-        if store is None or (phase == self._said and now - self._said_at < REPEAT_S):
+        is_same = phase == self._said and slack_s >= self._slack_s
+        if store is None or (is_same and now - self._said_at < REPEAT_S):
             return
         ratios, self._ratios = self._ratios, []
-        self._said, self._said_at = phase, now
+        self._said, self._slack_s, self._said_at = phase, slack_s, now
         store.set_phase(self.number, phase, slack_s=slack_s, steps=ratios)

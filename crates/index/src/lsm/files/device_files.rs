@@ -43,7 +43,9 @@ impl DeviceFiles {
         deadline: Deadline,
     ) -> Result<Vec<Memory>, IoError> {
         let (reply, answer) = bounded(1);
-        let class = if deadline.is_bounded() { Class::Need } else { Class::Upkeep };
+        // Callers wait for lookups and for syncs.
+        let is_needed = deadline.is_bounded() || operation == Operation::Sync;
+        let class = if is_needed { Class::Need } else { Class::Save };
         self.device.submit(vec![Request {
             operation,
             purpose: Purpose { is_refusable: deadline.is_bounded(), ..Purpose::of(class) },

@@ -81,16 +81,21 @@ impl Rig {
     }
 
     fn submit(&self, tag: u64, class: Class, operation: Operation) {
+        self.submit_until(tag, class, operation, Deadline::Never);
+    }
+
+    fn submit_until(&self, tag: u64, class: Class, operation: Operation, deadline: Deadline) {
         let bytes = if operation == Operation::Sync { 0 } else { 4096 };
         let memory = if bytes == 0 { Vec::new() } else { vec![Memory::zeroed(bytes)] };
         self.scheduled.submit(vec![Request {
             operation,
-            purpose: Purpose::of(class),
+            // The one with the tag 60 must not be left half-way.
+            purpose: Purpose { is_refusable: tag != 60, ..Purpose::of(class) },
             file: FileId(1),
             offset: 0,
             memory,
             tag,
-            deadline: Deadline::Never,
+            deadline,
             guard: None,
             watch: None,
             reply: self.reply.clone(),
@@ -122,7 +127,10 @@ fn reads_that_an_engine_waits_for_overtake_others() {
     {
         rig.submit(tag, class, Operation::Read);
     }
-    assert!(rig.scheduled.is_full(Operation::Read) && !rig.scheduled.is_full(Operation::Write));
+    assert!(
+        rig.scheduled.is_full(Operation::Read, Class::Need)
+            && !rig.scheduled.is_full(Operation::Write, Class::Need)
+    );
     for (tag, class) in
         [(5, Class::Upkeep), (6, Class::Save), (7, Class::Prefetch), (8, Class::Need)]
     {
@@ -135,7 +143,7 @@ fn reads_that_an_engine_waits_for_overtake_others() {
     }
     (0..4).for_each(|_| rig.answer());
     assert_eq!(rig.answers.try_iter().count(), 8);
-    assert!(!rig.scheduled.is_full(Operation::Read));
+    assert!(!rig.scheduled.is_full(Operation::Read, Class::Upkeep));
 }
 
 #[test]
@@ -152,6 +160,32 @@ fn what_is_refused_completes_once_and_a_trial_waits_for_nothing() {
     assert_eq!(refused.iter().map(|done| done.tag).collect::<Vec<_>>(), [12, 99]);
     assert!(matches!(refused[0].result, Err(IoError::Stopped(Stopped::Busy))));
     assert!(matches!(refused[1].result, Err(IoError::Suspended)));
+}
+
+#[test]
+fn a_request_that_must_not_be_left_half_way_is_never_refused() {
+    let rig = Rig::new(Executor::Threads);
+    for tag in 0..12 {
+        rig.submit(tag, Class::Save, Operation::Write);
+    }
+    rig.submit(12, Class::Save, Operation::Write);
+    rig.submit(60, Class::Save, Operation::Write);
+    assert_eq!(rig.started(), [0, 1, 2, 3, 60]);
+    assert_eq!(rig.answers.try_iter().map(|done| done.tag).collect::<Vec<_>>(), [12]);
+}
+
+#[test]
+fn a_request_whose_deadline_passes_while_it_waits_is_completed_then() {
+    let rig = Rig::new(Executor::Threads);
+    rig.say(PREFILL);
+    let end = rig.clock.now().after(Duration::from_millis(20));
+    rig.submit_until(1, Class::Save, Operation::Write, Deadline::At(end));
+    rig.submit(2, Class::Save, Operation::Write);
+    rig.clock.advance(Duration::from_millis(20));
+    let late = rig.answers.recv_timeout(Duration::from_secs(10)).unwrap();
+    assert!(matches!(late.result, Err(IoError::Stopped(Stopped::Deadline))));
+    assert_eq!(late.tag, 1);
+    assert_eq!(rig.scheduled.view().classes[Class::Save as usize].waiting, 1);
 }
 
 #[test]

@@ -136,6 +136,7 @@ class Offers:
                 ranks, state, self._wish(ranks, state, list(wish.runs), first), first
             )
         offer.way, offer.wait_s = LoadWay.READ, decided.wait_s
+        offer.layer_s = decided.step_s / self.decider.engine.layers
         offer.timeout_s = min(decided.wait_s + decided.step_s, most_s)
         return offer
 

@@ -22,6 +22,7 @@ class Offer:
         way: When and from where they are loaded.
         timeout_s: Seconds that the load may take.
         wait_s: Seconds for which its step waits for all of its loads, before this one fails.
+        layer_s: Seconds that their step computes each layer; 0 if no step waits for reads.
         runs: The tiers of the blocks.
         load_s: Seconds that they take, as predicted.
         saved_s: Seconds of computing that the load saves, as predicted.
@@ -35,6 +36,7 @@ class Offer:
     way: LoadWay
     timeout_s: float
     wait_s: float = 0.0
+    layer_s: float = 0.0
     runs: Sequence[tuple[str, int]] = ()
     load_s: float = 0.0
     saved_s: float = 0.0

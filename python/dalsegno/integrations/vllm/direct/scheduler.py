@@ -198,7 +198,7 @@ class DirectScheduler:
     def _begin_load(self, state: DirectRequest, offer: Offer, pages: list[int], count: int) -> None:
         """Plans the load of so many blocks that a request was promised, into its pages."""
         request = state.request
-        each, end = self._pages_per_block, offer.first + count
+        each, per, end = self._pages_per_block, self._hashes_per_block, offer.first + count
         job = LoadJob(
             number=self._loads.next_number(),
             request_id=request.request_id,
@@ -206,13 +206,13 @@ class DirectScheduler:
             pages=pages[offer.first * each : end * each],
             timeout_s=offer.timeout_s,
             wait_s=offer.wait_s,
+            layer_s=offer.layer_s,
             way=offer.way,
             lease=offer.leases[0] if offer.leases else None,
             is_void=offer.is_void,
             part=offer.meeting.part if offer.meeting else 0,
         )
-        per_block = self._hashes_per_block
-        hashes = list(map(bytes, request.block_hashes[offer.first * per_block : end * per_block]))
+        hashes = list(map(bytes, request.block_hashes[offer.first * per : end * per]))
         behind = pages[offer.first * each :]
         planned = PlannedLoad(job, state, hashes, behind, offer.first, offer.leases)
         self._loads.add(planned, offer.load_s)

@@ -70,6 +70,7 @@ class LoadJob:
         lease: The blocks in their places, for a worker in the process of the scheduler's half.
         is_void: Whether the blocks must not be loaded any more: the load fails.
         part: Blocks that are loaded together, from the last ones on; 0 for all of them.
+        layer_s: Seconds that its step computes each layer; 0 if no step waits for reads.
     """
 
     number: int
@@ -82,6 +83,7 @@ class LoadJob:
     lease: Any = None
     is_void: bool = False
     part: int = 0
+    layer_s: float = 0.0
 
     @property
     def is_in_step(self) -> bool:

@@ -192,7 +192,10 @@ class DirectWorker:
                 if len(own) == len(job.chain):
                     return own.load(pages, timeout_s=timeout_s)
             # This process may lease no more, or the server is slow.
-        return namespace.load(job.chain, pages, timeout_s=timeout_s)
+        due_s = 0.0 if job.layer_s else None
+        return namespace.load(
+            job.chain, pages, timeout_s=timeout_s, due_s=due_s, layer_s=job.layer_s
+        )
 
     def _begin_part(self, job: LoadJob, after: Any) -> Callable[[int, int], Any]:
         """Returns what starts to load some blocks of the back of a prompt.
