@@ -12,7 +12,7 @@ each block, read and written by threads in the order of the requests, as engines
 Each part is measured without writes, with writes, and without writes again, so that each ratio has
 one beside it of the noise. Contenders take turns in rounds; the figures are medians of the rounds.
 Every save is watched: how long it took until it was stored, against the bound that the schedule
-promises: the patience of saves, and eight times the time that the disk needs for those before it.
+promises: the patience of saves, and four times the time that the disk needs for those before it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ STEP_S = 0.02
 # Saves that are pending at any time.
 PENDING = 8
 # What the schedule promises (docs/internals/schedule.md).
-PATIENCE_S, AGED_PART = 5.0, 8
+PATIENCE_S, AGED_PART = 2.0, 4
 OURS, FIRST, FIFO = "ours", "reads_first", "fifo"
 
 

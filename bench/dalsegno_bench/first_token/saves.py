@@ -25,7 +25,7 @@ ORDERS = ("alone", "fifo", "reads_first", "silent", "ours")
 # Ours divided by the best one of the others. Virtual time has no noise. Behind the patience of
 # saves (docs/internals/schedule.md) they have a part of the time, which reads lose. The order
 # `reads_first` starves them.
-LIMIT, PATIENCE_S, AGED_LIMIT = 1.01, 5.0, 1.05
+LIMIT, PATIENCE_S, AGED_LIMIT = 1.01, 2.0, 1.15
 # Gigabytes per second of reads, and what writes reach of that.
 SOURCES_GB_PER_S, WRITES = (25.0, 7.0, 1.9), 0.6
 # What reads and writes reach beside each other (Tutti, 3.4: they lose up to 60%).

@@ -31,8 +31,8 @@ def test_ours_must_not_be_later_than_any_other_order() -> None:
     assert check["cell"] == "b"
     # Saves have a part of the time of a request that takes longer than their patience.
     long = dict.fromkeys(saves.ORDERS, 10.0)
-    assert saves.checked({"a": served(), "b": served(**long | {"ours": 10.4})})["holds"]
-    assert not saves.checked({"a": served(), "b": served(**long | {"ours": 10.6})})["holds"]
+    assert saves.checked({"a": served(), "b": served(**long | {"ours": 11.4})})["holds"]
+    assert not saves.checked({"a": served(), "b": served(**long | {"ours": 11.6})})["holds"]
 
 
 def test_the_cells_have_all_sources_lengths_and_hit_rates() -> None:

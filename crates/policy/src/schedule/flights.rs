@@ -18,7 +18,7 @@ const UNKNOWN_INTERFERENCE: f64 = 0.5;
 /// Weight of the newest sample of interference.
 const NEWEST: f64 = 1.0 / 16.0;
 /// Requests whose patience is over take one of so many parts of the time, as long as others are to go first.
-const AGED_PART: u32 = 8;
+const AGED_PART: u32 = 4;
 
 /// A request in flight.
 #[derive(Clone, Copy, Debug)]

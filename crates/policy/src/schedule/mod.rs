@@ -14,8 +14,8 @@
 //! | idle, or no engine says | saves always, upkeep if no need waits |
 //!
 //! 1. A class that has waited for its patience without a turn has one in any phase and before all others, one request
-//!    at a time in each direction and for at most an eighth of the time. So every request starts: at the latest after
-//!    the patience of its class and eight times the time that the device needs for those before it.
+//!    at a time in each direction and for at most a quarter of the time. So every request starts: at the latest after
+//!    the patience of its class and four times the time that the device needs for those before it.
 //! 2. Bytes in flight are bounded in each direction by what keeps the device busy (`window.rs`), but for one request
 //!    whose patience is over. One request always may be in flight.
 //! 3. Requests that wait are bounded in number and bytes by class; the rest is refused, so that the caller drops what
@@ -97,7 +97,7 @@ impl Default for ScheduleRules {
             patience: [
                 Duration::from_millis(100),
                 Duration::from_secs(1),
-                Duration::from_secs(5),
+                Duration::from_secs(2),
                 Duration::from_secs(10),
             ],
             most_waiting: 1 << 16,
