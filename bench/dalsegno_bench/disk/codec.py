@@ -17,7 +17,6 @@ import importlib
 import json
 import mmap
 import os
-import shutil
 import statistics
 import sys
 import tempfile
@@ -269,11 +268,10 @@ def main(argv: Sequence[str]) -> int:
         capture(options.model, options.text, options.capture)
         return 0
     cache = captured(options.kv) if options.kv else made_up()
-    directory = Path(tempfile.mkdtemp(prefix="dalsegno-bench-", dir=options.dir))
-    try:
-        result = run(directory, cache, options.rounds, options.mib << 20)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    with tempfile.TemporaryDirectory(
+        prefix="dalsegno-bench-", dir=options.dir, ignore_cleanup_errors=True
+    ) as directory:
+        result = run(Path(directory), cache, options.rounds, options.mib << 20)
     print(json.dumps(result))
     return 0
 

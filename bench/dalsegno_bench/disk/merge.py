@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 import random
-import shutil
 import statistics
 import sys
 import tempfile
@@ -227,11 +226,10 @@ def main(argv: Sequence[str]) -> int:
     add("--think-ms", type=float, default=1.0, help="between two gets (default %(default)s)")
     add("--dir", type=local_path, default=Path("/var/tmp"), help="where to write")  # noqa: S108
     options = parser.parse_args(argv)
-    directory = Path(tempfile.mkdtemp(prefix="dalsegno-bench-", dir=options.dir))
-    try:
-        result = run(directory, options)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    with tempfile.TemporaryDirectory(
+        prefix="dalsegno-bench-", dir=options.dir, ignore_cleanup_errors=True
+    ) as directory:
+        result = run(Path(directory), options)
     print(json.dumps(result))
     return 0
 

@@ -24,7 +24,6 @@ import json
 import os
 import queue
 import random
-import shutil
 import statistics
 import sys
 import tempfile
@@ -275,8 +274,8 @@ def report(
     for part, contenders in measured.items():
         result[part] = {}
         for name, one in contenders.items():
-            middle = [statistics.median(figures) for figures in vars(one).values() if figures]
-            ratio, noise, p50, p99, saved = middle[:5]
+            rounds = (one.ratios, one.noise, one.p50_ms, one.p99_ms, one.saved)
+            ratio, noise, p50, p99, saved = map(statistics.median, rounds)
             longest = max(one.longest_s)
             print(
                 f"{part:10} {name:12}{ratio:12.3f}{noise:12.3f}{p50:12.1f}{p99:12.1f}"
@@ -310,11 +309,10 @@ def main(argv: Sequence[str]) -> int:
     add("--only", action="append", choices=list(PARTS), help="only this part; may be repeated")
     add("--dir", type=local_path, default=Path("/var/tmp"), help="where to write")  # noqa: S108
     options = parser.parse_args(argv)
-    directory = Path(tempfile.mkdtemp(prefix="dalsegno-bench-", dir=options.dir))
-    try:
-        result = run(directory, options)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    with tempfile.TemporaryDirectory(
+        prefix="dalsegno-bench-", dir=options.dir, ignore_cleanup_errors=True
+    ) as directory:
+        result = run(Path(directory), options)
     print(json.dumps(result))
     return 0
 

@@ -12,10 +12,8 @@ half, so neither headers nor the segments that the store keeps free count agains
 from __future__ import annotations
 
 import argparse
-import gzip
 import hashlib
 import json
-import lzma
 import os
 import shutil
 import statistics
@@ -30,9 +28,9 @@ from typing import Any
 import dalsegno
 from dalsegno.stats import Stats
 from dalsegno_bench.disk.log import aligned
-from dalsegno_bench.workload import Lru, Trace, parse
+from dalsegno_bench.workload import Lru, Trace, read_trace
 
-__all__ = ["SUMMARY", "Geometry", "geometry_of", "main", "read", "report"]
+__all__ = ["SUMMARY", "Geometry", "geometry_of", "main", "report"]
 
 SUMMARY = "hit rates on recorded requests against an LRU of blocks, and bytes relocated for them"
 
@@ -109,21 +107,6 @@ def geometry_of(blocks: int, extent_blocks: int) -> Geometry:
         f"a store for {blocks} blocks would have fewer than {SEGMENTS} segments: replay a longer"
         " trace, or a larger --share of it"
     )
-
-
-def read(path: Path, block_tokens: int | None) -> Trace:
-    """Reads a trace from a file, which may be compressed.
-
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: It is damaged or not in Mooncake's format.
-    """
-    opener: Any = {".xz": lzma.open, ".gz": gzip.open}.get(path.suffix, open)
-    try:
-        with opener(path, "rt", encoding="utf-8") as lines:
-            return parse(lines, block_tokens)
-    except (lzma.LZMAError, EOFError, ValueError) as error:
-        raise ValueError(f"{path} is no trace: {error}") from error
 
 
 def names_of(trace: Trace) -> list[bytes]:
@@ -260,7 +243,7 @@ def run(paths: Sequence[Path], options: argparse.Namespace) -> dict[str, Any]:
     cells: dict[str, dict[str, dict[str, Any]]] = {}
     print(f"{'trace':36}{'share':>6}" + "".join(f"{name:>11}" for name in COLUMNS.values()))
     for path in paths:
-        trace = read(path, options.block_tokens)
+        trace = read_trace(path, options.block_tokens)
         names = names_of(trace)
         name = path.name.split(".")[0]
         for share in options.share or SHARES:

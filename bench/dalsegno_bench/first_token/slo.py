@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import lzma
 import os
 import random
 import statistics
@@ -32,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from dalsegno.paths import local_path
+from dalsegno_bench.disk.merge import percentile
 from dalsegno_bench.first_token.engine import Engine, Request
 from dalsegno_bench.first_token.layers import BYTES_PER_TOKEN, H200
 from dalsegno_bench.first_token.learning import Noted, learned
@@ -44,8 +44,7 @@ from dalsegno_bench.first_token.policies import (
     recompute,
     whole,
 )
-from dalsegno_bench.workload.lru import Lru
-from dalsegno_bench.workload.traces import parse
+from dalsegno_bench.workload import Lru, read_trace
 
 __all__ = ["SUMMARY", "Prompt", "held", "main", "prompts_of"]
 
@@ -95,7 +94,7 @@ def prompts_of(path: Path, memory_bytes: float, most: int) -> list[Prompt]:
     """Reads the prompts of a trace.
 
     Args:
-        path: In Mooncake's format, compressed by xz.
+        path: In Mooncake's format; may be compressed.
         memory_bytes: Of the host.
         most: How many prompts.
 
@@ -103,8 +102,7 @@ def prompts_of(path: Path, memory_bytes: float, most: int) -> list[Prompt]:
         OSError: The file cannot be read.
         ValueError: It is not of this format.
     """
-    with lzma.open(path, "rt", encoding="utf-8") as lines:
-        trace = parse(line for number, line in enumerate(lines) if number < most)
+    trace = read_trace(path)
     block_bytes = trace.block_tokens * BYTES_PER_TOKEN
     memory, store = Lru[int](int(memory_bytes // block_bytes)), Lru[int](trace.blocks)
 
@@ -114,7 +112,7 @@ def prompts_of(path: Path, memory_bytes: float, most: int) -> list[Prompt]:
 
     return [
         Prompt(trace.input_tokens[at], tokens(store, at, chain), tokens(memory, at, chain))
-        for at, chain in enumerate(trace.requests)
+        for at, chain in enumerate(trace.requests[:most])
     ]
 
 
@@ -175,8 +173,7 @@ def figure(waits: Sequence[float], share: float | None) -> float:
     """Returns the mean first token, or the one that a share of the requests does not exceed."""
     if share is None:
         return statistics.fmean(waits)
-    ordered = sorted(waits)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+    return percentile(waits, share)
 
 
 def held(serve: Serve, prompts: Sequence[Prompt], share: float | None) -> float:
@@ -287,8 +284,8 @@ def main(argv: Sequence[str]) -> int:
             continue
         try:
             prompts = prompts_of(path, options.memory_gb * 1e9, options.requests)
-        except (OSError, ValueError, lzma.LZMAError) as error:
-            print(f"dalsegno: {path}: {error}", file=sys.stderr)
+        except (OSError, ValueError) as error:
+            print(f"dalsegno: {error}", file=sys.stderr)
             return 2
         traces[path.name.split(".")[0]] = rates_of(prompts, options)
     far = lustre(options)

@@ -2,7 +2,7 @@
 
 from dalsegno_bench.workload.lru import Lru
 from dalsegno_bench.workload.stages import EXPECTED, REUSES, Dynamic, Oracle, Prompt, Reuse
-from dalsegno_bench.workload.traces import Trace, parse
+from dalsegno_bench.workload.traces import Trace, parse, read_trace
 
 __all__ = [
     "EXPECTED",
@@ -14,4 +14,5 @@ __all__ = [
     "Reuse",
     "Trace",
     "parse",
+    "read_trace",
 ]

@@ -10,13 +10,17 @@ has one number per block of the prompt. Other members are ignored.
 
 from __future__ import annotations
 
+import gzip
 import json
+import lzma
 import math
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-__all__ = ["Trace", "parse"]
+__all__ = ["Trace", "parse", "read_trace"]
 
 NO_PARENT = -1
 
@@ -83,6 +87,21 @@ def parse(lines: Iterable[str], block_tokens: int | None = None) -> Trace:
     if not parents:
         raise ValueError("the trace has no request with a block")
     return Trace(block_tokens or _infer(input_tokens, requests), input_tokens, requests, parents)
+
+
+def read_trace(path: Path, block_tokens: int | None = None) -> Trace:
+    """Reads a trace from a file, which may be compressed.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: It is damaged or not in Mooncake's format.
+    """
+    opener: Any = {".xz": lzma.open, ".gz": gzip.open}.get(path.suffix, open)
+    try:
+        with opener(path, "rt", encoding="utf-8") as lines:
+            return parse(lines, block_tokens)
+    except (lzma.LZMAError, EOFError, ValueError) as error:
+        raise ValueError(f"{path} is no trace: {error}") from error
 
 
 def _infer(input_tokens: list[int], requests: list[array[int]]) -> int:
