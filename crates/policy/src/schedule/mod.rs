@@ -229,13 +229,14 @@ impl Schedule {
         !self.queues.is_empty()
     }
 
-    /// Whether the device has what keeps it busy in this direction, so that a caller of a class need not ask for more:
-    /// less urgent requests that wait are in nobody's way.
+    /// The most urgent class whose callers need not ask for more in this direction, because the device has what keeps
+    /// it busy; the same holds for all less urgent ones. Less urgent requests that wait are in nobody's way.
     #[must_use]
-    pub fn is_full(&self, direction: Direction, class: Class) -> bool {
-        let mut urgent = Class::ALL.iter().filter(|other| **other <= class);
-        self.flights.window(direction).is_full()
-            || urgent.any(|other| self.queues.first(*other, direction).is_some())
+    pub fn full_from(&self, direction: Direction) -> Option<Class> {
+        if self.flights.window(direction).is_full() {
+            return Some(Class::Need);
+        }
+        Class::ALL.into_iter().find(|class| self.queues.first(*class, direction).is_some())
     }
 
     /// Bytes in flight.

@@ -26,7 +26,7 @@ const LEAST: f64 = 1.0 / 256.0;
 const NEWEST: f64 = 1.0 / 16.0;
 /// What may be written without a pause.
 const BURST: Duration = Duration::from_millis(10);
-/// The longest pause, whatever was written before: the rate may have grown since.
+/// The longest pause for what was written before: the rate may have grown since.
 const LONGEST: Duration = Duration::from_secs(1);
 
 /// See the module.
@@ -91,7 +91,7 @@ impl WritePace {
 
     /// How long the next write waits.
     pub(super) fn wait(&self, now: Nanos) -> Duration {
-        self.bucket.wait(now).unwrap_or(Duration::ZERO).min(LONGEST)
+        self.bucket.wait(now).unwrap_or(Duration::ZERO)
     }
 
     /// A write starts.

@@ -568,8 +568,10 @@ fn what_is_less_urgent_makes_a_device_full_for_nobody_else() {
     schedule.set_phase(EngineId { process: 1, number: 0 }, prefill, Nanos(1));
     let read = Ask { id: 1, direction: Direction::Read, class: Class::Upkeep, bytes: 1, due: None };
     assert_eq!(schedule.arrive(read, Nanos(1)), Arrival::Waits);
-    let is_full = Class::ALL.map(|class| schedule.is_full(Direction::Read, class));
+    let from = schedule.full_from(Direction::Read).unwrap();
+    let is_full = Class::ALL.map(|class| class >= from);
     assert_eq!(is_full, [false, false, false, true]);
+    assert_eq!(schedule.full_from(Direction::Write), None);
 }
 
 #[test]

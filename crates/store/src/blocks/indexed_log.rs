@@ -1,7 +1,7 @@
 //! The log, with the index of what it holds.
 //!
 //! 1. The index refers only to extents that are in the log.
-//! 2. It keeps the directory locked: the log holds the device, and the device holds the lock (`device.rs`).
+//! 2. It keeps the directory locked: the log holds the device, and the device holds the lock (`device`).
 
 use std::sync::Arc;
 

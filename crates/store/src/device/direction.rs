@@ -8,6 +8,8 @@ use dalsegno_io::{DirectoryLock, IoError, Operation, Request, Watch};
 use dalsegno_policy::breaker::{Breaker, BreakerRules, RequestKind, Response, Verdict};
 use parking_lot::Mutex;
 
+use super::guarded::Admission;
+
 /// Reads, or writes and syncs.
 #[derive(Debug)]
 pub(super) struct WatchedDirection {
@@ -42,7 +44,7 @@ impl WatchedDirection {
     }
 
     /// Completes a request that is not sent.
-    pub(super) fn refuse(&self, request: Request) {
+    fn refuse(&self, request: Request) {
         self.refused.fetch_add(1, Ordering::Relaxed);
         request.complete(Err(IoError::Suspended));
     }
@@ -71,18 +73,36 @@ impl WatchedDirection {
 }
 
 impl DirectionWatch {
-    /// Whether a request may be sent, and when it goes as a trial, its watch.
-    pub(super) fn admit([usual, trial]: &[Arc<Self>; 2], request: &Request) -> Verdict {
-        if !is_refusable(request) {
-            return Verdict::Admit;
+    /// Whether a request may be sent, and how; if not, it is completed with an error. `tries_alone` is asked about a
+    /// trial: whether it was made with this watch and without the request, which is refused then.
+    pub(super) fn admit(
+        watches: &[Arc<Self>; 2],
+        mut request: Request,
+        tries_alone: impl FnOnce(&Request, &Arc<dyn Watch>) -> bool,
+    ) -> Option<(Request, Admission)> {
+        if !is_refusable(&request) {
+            return Some((request, Admission::Regular));
         }
-        usual.side.with(|breaker, now| {
+        let [usual, trial] = watches;
+        let verdict = usual.side.with(|breaker, now| {
             let verdict = breaker.admit(now);
             if verdict == Verdict::Trial {
                 breaker.begin(now, trial.kind);
             }
             verdict
-        })
+        });
+        let watch = Arc::clone(trial) as Arc<dyn Watch>;
+        match verdict {
+            Verdict::Admit => Some((request, Admission::Regular)),
+            Verdict::Trial if !tries_alone(&request, &watch) => {
+                request.add_watch(watch);
+                Some((request, Admission::Trial))
+            }
+            Verdict::Trial | Verdict::Refuse => {
+                usual.side.refuse(request);
+                None
+            }
+        }
     }
 
     /// Watches a request that is sent now.

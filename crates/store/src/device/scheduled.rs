@@ -12,7 +12,7 @@
 //! 6. A request whose deadline passes while it waits is completed then, so that what it holds is free again.
 //! 7. A forked child leaves what waits as it is.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -46,8 +46,9 @@ struct Order<G: Guarded> {
     state: Mutex<OrderState>,
     /// Whether a thread passes on what has its turn. Changes under the lock, except after a panic.
     passing: AtomicBool,
-    /// By direction: for which classes the device has what keeps it busy, a bit for each.
-    full: [AtomicU8; 2],
+    /// By direction: the most urgent class for which the device has what keeps it busy, as a number; that of no class
+    /// if it has not.
+    full_from: [AtomicUsize; 2],
     timer: OnceLock<Periodic<Timer<G>>>,
     process: Process,
 }
@@ -63,11 +64,6 @@ struct OrderState {
 
 /// Ends the passing on in a panic.
 struct Passing<'a>(&'a AtomicBool);
-
-/// The bit of a class.
-fn bit(class: Class) -> u8 {
-    1 << class as u8
-}
 
 /// Looks when a moment comes at which a request may start.
 #[derive(Debug)]
@@ -97,7 +93,7 @@ impl<G: Guarded> Scheduled<G> {
             executor,
             state: Mutex::new(state),
             passing: AtomicBool::new(false),
-            full: Default::default(),
+            full_from: [AtomicUsize::new(Class::ALL.len()), AtomicUsize::new(Class::ALL.len())],
             timer: OnceLock::new(),
             process: Process::this(),
         });
@@ -155,9 +151,9 @@ impl<G: Guarded> Order<G> {
             Admission::Regular => state.requests.arrive(request, now),
             Admission::Trial => Arrived::Starts(state.requests.begin(&request, now), request),
         };
-        self.note_full(&state);
         match arrived {
             Arrived::Starts(turn, mut request) => {
+                self.note_full(&state);
                 drop(state);
                 self.begin(turn, &mut request, admission);
                 Some(request)
@@ -165,13 +161,6 @@ impl<G: Guarded> Order<G> {
             Arrived::Waits => {
                 self.pass_on(state);
                 None
-            }
-            Arrived::Refused(mut request) if !request.purpose.is_refusable => {
-                // Work that must not be left half-way is bounded by its threads.
-                let turn = state.requests.begin(&request, now);
-                drop(state);
-                self.begin(turn, &mut request, admission);
-                Some(request)
             }
             Arrived::Refused(request) => {
                 drop(state);
@@ -242,9 +231,9 @@ impl<G: Guarded> Order<G> {
 
     fn note_full(&self, state: &OrderState) {
         for direction in [Direction::Read, Direction::Write] {
-            let is_full = |class: &Class| state.requests.schedule.is_full(direction, *class);
-            let bits = Class::ALL.iter().filter(|class| is_full(class)).map(|class| bit(*class));
-            self.full[direction as usize].store(bits.sum(), Ordering::Relaxed);
+            let from = state.requests.schedule.full_from(direction);
+            let from = from.map_or(Class::ALL.len(), |class| class as usize);
+            self.full_from[direction as usize].store(from, Ordering::Relaxed);
         }
     }
 
@@ -252,9 +241,10 @@ impl<G: Guarded> Order<G> {
         let now = self.clock.now();
         let mut state = self.state.lock();
         state.requests.end(turn, is_done, now);
-        self.note_full(&state);
         if state.requests.schedule.has_waiting() {
             self.pass_on(state);
+        } else {
+            self.note_full(&state);
         }
     }
 }
@@ -331,8 +321,8 @@ impl<G: Guarded> Source for Scheduled<G> {
     }
 
     fn is_full(&self, operation: Operation, class: Class) -> bool {
-        let bits = self.order.full[direction(operation) as usize].load(Ordering::Relaxed);
-        bits & bit(class) != 0
+        let from = self.order.full_from[direction(operation) as usize].load(Ordering::Relaxed);
+        class as usize >= from
     }
 
     fn geometry(&self) -> Geometry {

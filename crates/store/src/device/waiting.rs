@@ -76,7 +76,12 @@ impl WaitingRequests {
                 self.waiting.insert(ask.id, request);
                 Arrived::Waits
             }
-            Arrival::Refused => Arrived::Refused(request),
+            Arrival::Refused if request.purpose.is_refusable => Arrived::Refused(request),
+            Arrival::Refused => {
+                // Work that must not be left half-way is bounded by its threads.
+                self.schedule.begin(ask, now);
+                Arrived::Starts(Turn(ask.id), request)
+            }
         }
     }
 

@@ -156,20 +156,11 @@ impl Watched {
 }
 
 impl Guarded for Watched {
-    fn admit(&self, mut request: Request) -> Option<(Request, Admission)> {
-        let watches @ [usual, trial] = self.watches(request.operation);
-        let verdict = DirectionWatch::admit(watches, &request);
-        if verdict == Verdict::Admit {
-            return Some((request, Admission::Regular));
-        }
-        let watch = Arc::clone(trial) as Arc<dyn Watch>;
-        let is_read = request.operation == Operation::Read;
-        if verdict == Verdict::Refuse || is_read && self.read_a_sector(&watch) {
-            usual.side.refuse(request);
-            return None;
-        }
-        request.add_watch(watch);
-        Some((request, Admission::Trial))
+    fn admit(&self, request: Request) -> Option<(Request, Admission)> {
+        let watches = self.watches(request.operation);
+        DirectionWatch::admit(watches, request, |request, watch| {
+            request.operation == Operation::Read && self.read_a_sector(watch)
+        })
     }
 
     fn begin(&self, request: &mut Request) {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use dalsegno_core::Clock;
 use dalsegno_io::{IoError, Request, Source, Watch};
-use dalsegno_policy::breaker::{Breaker, BreakerRules, RequestKind, Verdict};
+use dalsegno_policy::breaker::{Breaker, BreakerRules, RequestKind};
 
 use super::direction::{DirectionWatch, WatchedDirection};
 use super::guarded::{Admission, Guarded};
@@ -41,19 +41,8 @@ impl WatchedSource {
 }
 
 impl Guarded for WatchedSource {
-    fn admit(&self, mut request: Request) -> Option<(Request, Admission)> {
-        let [usual, trial] = &self.reads;
-        match DirectionWatch::admit(&self.reads, &request) {
-            Verdict::Admit => Some((request, Admission::Regular)),
-            Verdict::Trial => {
-                request.add_watch(Arc::clone(trial) as Arc<dyn Watch>);
-                Some((request, Admission::Trial))
-            }
-            Verdict::Refuse => {
-                usual.side.refuse(request);
-                None
-            }
-        }
+    fn admit(&self, request: Request) -> Option<(Request, Admission)> {
+        DirectionWatch::admit(&self.reads, request, |_, _| false)
     }
 
     fn begin(&self, request: &mut Request) {

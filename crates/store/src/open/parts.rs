@@ -1,6 +1,6 @@
 //! The parts that a store is opened from: the real ones of a directory, or those of a test.
 //!
-//! 1. One process owns a directory. The lock is taken before anything is read, and belongs to the device (`device.rs`).
+//! 1. One process owns a directory. The lock is taken before anything is read, and belongs to the device (`device`).
 
 use std::path::Path;
 use std::sync::Arc;
