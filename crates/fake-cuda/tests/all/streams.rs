@@ -98,6 +98,8 @@ fn all_streams_are_held_and_released_together() {
     fill(3, free.0);
     free.synchronize();
     assert_eq!(device.content(), [1; 4]);
+    // A step may be over before its work counts as done.
+    late.synchronize();
 }
 
 #[test]
