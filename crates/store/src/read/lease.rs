@@ -143,7 +143,7 @@ fn find(
     let call = terms.call(loader.tiers.clock.as_ref());
     let wanted = GetCall::new(&loader.tiers, namespace, hashes, &call, None);
     let blocks = get::run(&wanted, hashes.iter().map(|_| GetBlock::to_lease()), scope);
-    let report = GetReport { outcomes: blocks.iter().map(GetBlock::outcome).collect() };
+    let report = GetReport::of(&blocks);
     count(&loader.counters, &report, layout.block_bytes());
     (report, blocks)
 }
