@@ -17,7 +17,17 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import dalsegno
 
-__all__ = ["BLOCK_BYTES", "LOAD_BLOCKS", "SAVE_BLOCKS", "Contender", "Files", "Ours", "Speech"]
+__all__ = [
+    "BLOCK_BYTES",
+    "LOAD_BLOCKS",
+    "SAVE_BLOCKS",
+    "Contender",
+    "Files",
+    "Ours",
+    "Speech",
+    "memory_of",
+    "names_of",
+]
 
 BLOCK_BYTES = 1 << 20
 # Of one save, and of one load.
