@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use dalsegno_core::{Extent, ExtentId, Limits, MIN_SEGMENTS};
 use dalsegno_index::Shortage;
-use dalsegno_log::{LogError, SegmentState, SegmentView};
+use dalsegno_log::{LogError, Reservation, SegmentState, SegmentView, SpaceUse};
 use dalsegno_policy::recency::Use;
 use dalsegno_policy::reclaim::{
     ExtentFacts, LiveExtent, Ranks, SegmentFacts, choose_victim, draw, keep,
@@ -70,6 +70,24 @@ impl Reclaimer {
             }
         }
         Ok(())
+    }
+
+    /// Reserves space for `bytes`; makes it first if there is not enough. Calls that wait for space have it one after
+    /// the other, so that none of them loses it to all others in turn.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::make_space`].
+    pub(crate) fn reserve(&self, bytes: u64) -> Result<Reservation, LogError> {
+        for _ in 0..RECLAIM_ATTEMPTS {
+            self.make_space(bytes)?;
+            match self.stored.log.writer().reserve(bytes, SpaceUse::Ready) {
+                // A call that found space took this one.
+                Err(LogError::Full) => {}
+                reserved => return reserved,
+            }
+        }
+        Err(LogError::Full)
     }
 
     /// Makes sure that an append of `bytes` finds space, without evicting anything.
