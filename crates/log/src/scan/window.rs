@@ -4,7 +4,7 @@
 //! themselves. Each may take long, so a walk ends after a bounded number of them. If the device fails as a whole, the
 //! walk ends, and says so.
 
-use dalsegno_core::{SECTOR_BYTES, sector_down};
+use dalsegno_core::{Class, SECTOR_BYTES, sector_down};
 use dalsegno_extent::format::{FormatError, RecordHeader};
 use dalsegno_extent::{DeviceIo, check_reads, read_at};
 use dalsegno_io::{FileId, IoError};
@@ -28,6 +28,7 @@ impl From<FormatError> for Absent {
 /// A part of a segment's file in memory.
 pub(super) struct HeaderWindow<'a> {
     io: &'a DeviceIo,
+    class: Class,
     file: FileId,
     end: u64,
     start: u64,
@@ -44,10 +45,17 @@ pub(super) struct HeaderWindow<'a> {
 }
 
 impl<'a> HeaderWindow<'a> {
-    pub(super) fn new(io: &'a DeviceIo, file: FileId, end: u64, most_unreadable: usize) -> Self {
+    pub(super) fn new(
+        io: &'a DeviceIo,
+        file: FileId,
+        end: u64,
+        most_unreadable: usize,
+        class: Class,
+    ) -> Self {
         let (start, bytes, bad_before, failure) = (0, Vec::new(), 0, None);
         Self {
             io,
+            class,
             file,
             end,
             start,
@@ -126,7 +134,7 @@ impl<'a> HeaderWindow<'a> {
         self.bytes.truncate(len);
         self.start = offset;
         // Each read has its own limit: a walk over many may take longer.
-        let call = self.io.own_call();
+        let call = self.io.own_call(self.class);
         read_at(self.io, self.file, offset, &mut self.bytes, &call)
     }
 

@@ -22,7 +22,9 @@
 //!    is worth least.
 //! 4. In prefill without slack no save and no upkeep starts before its class has used up its patience.
 //! 5. If nothing is in flight, no engine says what it does, and something waits, something starts.
-//! 6. A request in flight that the device does not answer for [`ScheduleRules::stall`] keeps no other one back.
+//! 6. As long as engines say what they do, writes are durable when they end: a device keeps nothing in a cache of its own
+//!    that a sync would have to write while reads wait.
+//! 7. A request in flight that the device does not answer for [`ScheduleRules::stall`] keeps no other one back.
 
 mod ask;
 mod flights;
@@ -215,6 +217,13 @@ impl Schedule {
     /// A request that was started has ended, with success or without.
     pub fn done(&mut self, id: u64, is_done: bool, now: Nanos) {
         self.flights.end(id, is_done, now);
+    }
+
+    /// Whether writes that start now are to be durable when they end. Otherwise the next sync of any file would wait for
+    /// all that the device keeps in its own cache, and reads would wait for the sync. Only engines mind.
+    #[must_use]
+    pub fn wants_durable_writes(&self, now: Nanos) -> bool {
+        self.phases.now(now).is_some()
     }
 
     /// Requests and bytes of a class that wait.

@@ -11,7 +11,7 @@ use io_uring::{opcode, squeue, types};
 
 use super::ring::RegisteredBuffers;
 use crate::engine::queued_request::QueuedRequest;
-use crate::{IoError, Memory, Operation};
+use crate::{IoError, Memory, Operation, Request};
 
 /// How often a request is tried that the kernel interrupts (`EINTR`, `EAGAIN`).
 const MAX_RETRIES: u8 = 16;
@@ -82,7 +82,7 @@ impl InFlight {
     pub(super) fn entry(&self, arena: Option<&RegisteredBuffers>) -> squeue::Entry {
         let queued = self.queued.as_ref().expect("a request is here until its completion");
         let (request, file) = (queued.request(), types::Fd(queued.file().descriptor.as_raw_fd()));
-        let offset = request.offset;
+        let (offset, flags) = (request.offset, write_flags(request));
         let write = match request.operation {
             Operation::Sync => {
                 let flags = types::FsyncFlags::DATASYNC;
@@ -94,7 +94,7 @@ impl InFlight {
         let [memory] = request.memory.as_slice() else {
             let (list, count) = (self.pieces.as_ptr(), length(self.pieces.len()));
             return if write {
-                opcode::Writev::new(file, list, count).offset(offset).build()
+                opcode::Writev::new(file, list, count).offset(offset).rw_flags(flags).build()
             } else {
                 opcode::Readv::new(file, list, count).offset(offset).build()
             };
@@ -106,9 +106,12 @@ impl InFlight {
             }
             (false, None) => opcode::Read::new(file, start, bytes).offset(offset).build(),
             (true, Some(index)) => {
-                opcode::WriteFixed::new(file, start, bytes, index).offset(offset).build()
+                let entry = opcode::WriteFixed::new(file, start, bytes, index);
+                entry.offset(offset).rw_flags(flags).build()
             }
-            (true, None) => opcode::Write::new(file, start, bytes).offset(offset).build(),
+            (true, None) => {
+                opcode::Write::new(file, start, bytes).offset(offset).rw_flags(flags).build()
+            }
         }
     }
 }
@@ -175,6 +178,7 @@ impl InFlight {
                 opcode::Readv::new(file, list, count).offset(offset).rw_flags(flags).build()
             }
             Operation::Write => {
+                let flags = flags | write_flags(request);
                 opcode::Writev::new(file, list, count).offset(offset).rw_flags(flags).build()
             }
             Operation::Sync => unreachable!("a call's ring takes no sync"),
@@ -192,6 +196,11 @@ impl Drop for InFlight {
             queued.abandon();
         }
     }
+}
+
+/// What a write asks of the kernel beyond a plain one.
+fn write_flags(request: &Request) -> i32 {
+    if request.purpose.is_durable { libc::RWF_DSYNC } else { 0 }
 }
 
 /// The scatter list of a request. Adjacent pieces become one entry, because the kernel looks up the pages of each entry
