@@ -33,9 +33,8 @@ pub(super) struct HeaderWindow<'a> {
     end: u64,
     start: u64,
     bytes: Vec<u8>,
-    /// Reads of the smallest size that failed, and how many may.
-    unreadable: usize,
-    most_unreadable: usize,
+    /// How many reads of the smallest size may still fail; `None` if too many have.
+    may_fail: Option<usize>,
     /// Where the first of them was.
     pub(super) first_gap: Option<u64>,
     /// Some bytes before this offset cannot be read.
@@ -49,7 +48,7 @@ impl<'a> HeaderWindow<'a> {
         io: &'a DeviceIo,
         file: FileId,
         end: u64,
-        most_unreadable: usize,
+        may_fail: usize,
         class: Class,
     ) -> Self {
         let (start, bytes, bad_before, failure) = (0, Vec::new(), 0, None);
@@ -60,8 +59,7 @@ impl<'a> HeaderWindow<'a> {
             end,
             start,
             bytes,
-            unreadable: 0,
-            most_unreadable,
+            may_fail: Some(may_fail),
             first_gap: None,
             bad_before,
             failure,
@@ -70,7 +68,7 @@ impl<'a> HeaderWindow<'a> {
 
     /// Whether too many reads failed.
     pub(super) fn is_too_bad(&self) -> bool {
-        self.unreadable > self.most_unreadable
+        self.may_fail.is_none()
     }
 
     /// `len` bytes at `offset`. If they are not in memory, reads at least `ahead` bytes.
@@ -117,7 +115,7 @@ impl<'a> HeaderWindow<'a> {
             error => self.failure = Some(error.into()),
         }
         self.bytes.clear();
-        self.unreadable += 1;
+        self.may_fail = self.may_fail.and_then(|left| left.checked_sub(1));
         self.first_gap.get_or_insert(offset);
         // The next sector may be bad, too.
         self.bad_before = offset + 2 * SECTOR_BYTES;

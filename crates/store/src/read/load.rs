@@ -14,7 +14,7 @@ use dalsegno_io::{Call, Copier, DueTimes, Memory, PagedBlocks, Purpose};
 
 use crate::load::progress::LoadEnd;
 use crate::load::target::PageTarget;
-use crate::read::blocks::GetBlock;
+use crate::read::blocks::{GetBlock, report_of};
 use crate::read::delivery::Delivery;
 use crate::read::get;
 use crate::read::get_call::GetCall;
@@ -54,7 +54,7 @@ impl LoadWork {
         let delivery = Delivery::in_place(self.end.progress());
         let get = GetCall::new(&loader.tiers, &namespace, &self.chain, &call, Some(delivery));
         let wanted = out.into_iter().map(GetBlock::to_copy);
-        let report = GetReport::of(&get::run(&get, wanted, Scope::Prefix));
+        let report = report_of(&get::run(&get, wanted, Scope::Prefix));
         count(&loader.counters, &report, namespace.layout().block_bytes());
         Ok(report)
     }
@@ -79,7 +79,7 @@ impl LoadWork {
             let delivery = Delivery::to_pages(self.end.progress(), &pages, before.len());
             let get = GetCall::new(&loader.tiers, &namespace, part, &call, Some(delivery));
             let wanted = part.iter().map(|_| GetBlock::to_lease());
-            let report = GetReport::of(&get::run(&get.behind(before), wanted, Scope::Prefix));
+            let report = report_of(&get::run(&get.behind(before), wanted, Scope::Prefix));
             rest = Outcome::Absent;
             outcomes.extend(&report.outcomes);
             if report.leading_blocks() < part.len() {
@@ -138,7 +138,7 @@ pub(crate) fn get(
     let call = terms.call(loader.tiers.clock.as_ref());
     let wanted = GetCall::new(&loader.tiers, &namespace, chain, &call, None);
     let blocks = get::run(&wanted, out.into_iter().map(GetBlock::to_copy), scope);
-    let report = GetReport::of(&blocks);
+    let report = report_of(&blocks);
     count(&loader.counters, &report, layout.block_bytes());
     Ok(report)
 }

@@ -3,7 +3,6 @@
 use dalsegno_extent::Cause;
 
 use crate::counters::{Counters, add};
-use crate::read::blocks::GetBlock;
 
 /// How a wanted block ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,10 +41,6 @@ pub struct GetReport {
 }
 
 impl GetReport {
-    pub(super) fn of(blocks: &[GetBlock]) -> Self {
-        Self { outcomes: blocks.iter().map(GetBlock::outcome).collect() }
-    }
-
     /// How many leading blocks are hits.
     #[must_use]
     pub fn leading_blocks(&self) -> usize {
