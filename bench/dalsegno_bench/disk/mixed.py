@@ -13,7 +13,7 @@ Each part is measured without writes, with writes, and without writes again, so 
 one beside it of the noise. Contenders take turns in rounds; the figures are medians of the rounds.
 Every save is watched: how long it took until it was stored, against the bound that the schedule
 promises: the patience of saves, and four times the time that the disk needs for those before it,
-one at a time and beside reads. That rate is measured in each round, without a phase.
+one at a time and beside reads. That rate is measured in each round, while the engine is idle.
 """
 
 from __future__ import annotations

@@ -231,6 +231,7 @@ def served_really(prompts: Sequence[Prompt], options: argparse.Namespace) -> dic
     """Serves prompts with real I/O under each policy that needs no memory of the host."""
 
     def rate_of(serve: Callable[[float], list[float]]) -> float:
+        # The mean, whatever `--share` says of virtual time.
         return held(lambda _, rate: serve(rate), prompts, None)
 
     asked = [(one.tokens, one.stored) for one in prompts]

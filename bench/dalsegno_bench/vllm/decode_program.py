@@ -12,7 +12,8 @@ import os
 import select
 import sys
 import time
-from typing import Any, TextIO
+from io import RawIOBase
+from typing import Any
 
 from dalsegno.integrations.vllm import demo_engine
 
@@ -46,14 +47,14 @@ def main() -> None:
             kv_transfer_config=spec["kv_transfer_config"],
         )
         # Without a buffer, so that `select` sees every line.
-        with os.fdopen(os.dup(0), "r", encoding="utf-8", buffering=1) as orders:
+        with os.fdopen(os.dup(0), "rb", buffering=0) as orders:
             print("{}", file=answers, flush=True)
             while orders.readline():
                 print(json.dumps(decode(llm, orders)), file=answers, flush=True)
         llm.llm_engine.engine_core.shutdown()
 
 
-def decode(llm: Any, orders: TextIO) -> list[float]:
+def decode(llm: Any, orders: RawIOBase) -> list[float]:
     """Decodes until there is an order; returns the seconds of the steps that decode only."""
     from vllm import SamplingParams
 

@@ -4,7 +4,7 @@
 //! 2. Every checksum is compared, so a copy never spreads damaged bytes.
 
 use dalsegno_core::{Class, Extent, StoreId};
-use dalsegno_io::{Claim, Memory, Operation, Request};
+use dalsegno_io::{Call, Claim, Memory, Operation, Purpose, Request};
 
 use crate::compress::is_whole;
 use crate::error::Cause;
@@ -94,7 +94,7 @@ enum Filling {
 /// Reads bytes of a file.
 fn fill(io: &SourceIo, pinned: &PinnedFile, mut offset: u64, mut memory: Memory) -> Filling {
     // Large, and nobody waits for it.
-    let call = io.own_call(Class::Upkeep);
+    let call = Call { purpose: Purpose::of(Class::Upkeep), ..io.own_call() };
     let limit = usize::try_from(io.bounds.request_bytes).expect("64-bit addresses");
     let mut pump = Pump::new(io, &call);
     let mut failed = None;

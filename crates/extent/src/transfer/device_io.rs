@@ -106,11 +106,10 @@ impl SourceIo {
         }
     }
 
-    /// The terms of small operations that no caller started, but that callers of this class may wait for: at most
-    /// [`OWN_LIMIT`].
+    /// The terms of small operations that no caller started, but that callers may wait for: at most [`OWN_LIMIT`].
     #[must_use]
-    pub fn own_call(&self, class: Class) -> Call {
-        let call = Call::of(class);
+    pub fn own_call(&self) -> Call {
+        let call = Call::of(Class::Need);
         let limit = call.at_most(OWN_LIMIT, self.clock.as_ref());
         call.until(limit)
     }

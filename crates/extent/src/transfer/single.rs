@@ -37,9 +37,8 @@ pub fn write_at(
 }
 
 /// Makes completed writes of a file durable. The caller decides what a failure means.
-pub fn sync(io: &SourceIo, file: FileId, class: Class) -> Result<(), IoError> {
-    run(io, &io.own_call(class), |pump| pump.request(Operation::Sync, file, 0, Vec::new()))
-        .map(drop)
+pub fn sync(io: &SourceIo, file: FileId) -> Result<(), IoError> {
+    run(io, &io.own_call(), |pump| pump.request(Operation::Sync, file, 0, Vec::new())).map(drop)
 }
 
 /// Reads the first sector of a file.
@@ -60,13 +59,13 @@ pub fn read_first_sector(io: &DeviceIo, name: &str) -> Result<[u8; SECTOR], IoEr
 /// How reading the store's header failed.
 pub fn check_reads(io: &DeviceIo, file: FileId) -> Result<(), IoError> {
     let mut sector = [0; SECTOR];
-    if read_at(io, file, 0, &mut sector, &io.own_call(Class::Need)).is_ok() {
+    if read_at(io, file, 0, &mut sector, &io.own_call()).is_ok() {
         return Ok(());
     }
     read_first_sector(io, STORE_FILE).map(drop)
 }
 
-/// Submits a write that nobody waits for. It is dropped if no staging buffer is free.
+/// Submits a write without waiting for it. The write is dropped if no staging buffer is free.
 pub fn write_unwatched(io: &SourceIo, pinned: PinnedFile, offset: u64, bytes: &[u8]) {
     let Some(mut memory) = io.pool.try_take(bytes.len()) else {
         tracing::debug!(offset, "marker not written: no staging buffer is free");
@@ -75,12 +74,12 @@ pub fn write_unwatched(io: &SourceIo, pinned: PinnedFile, offset: u64, bytes: &[
     memory.as_mut_slice().copy_from_slice(bytes);
     let request = Request {
         operation: Operation::Write,
-        purpose: Purpose::of(Class::Save),
+        purpose: Purpose::of(Class::Need),
         file: pinned.file,
         offset,
         memory: vec![memory],
         tag: 0,
-        deadline: io.own_call(Class::Save).deadline,
+        deadline: io.own_call().deadline,
         guard: Some(pinned.guard),
         watch: None,
         reply: bounded(1).0,
@@ -90,15 +89,11 @@ pub fn write_unwatched(io: &SourceIo, pinned: PinnedFile, offset: u64, bytes: &[
 }
 
 /// Submits a sync of a file and returns the channel of its completion.
-pub fn start_sync(
-    io: &SourceIo,
-    file: FileId,
-    class: Class,
-) -> crossbeam_channel::Receiver<Completion> {
+pub fn start_sync(io: &SourceIo, file: FileId) -> crossbeam_channel::Receiver<Completion> {
     let (sender, receiver) = bounded(1);
     let request = Request {
         operation: Operation::Sync,
-        purpose: Purpose::of(class),
+        purpose: Purpose::of(Class::Need),
         file,
         offset: 0,
         memory: Vec::new(),

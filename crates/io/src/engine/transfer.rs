@@ -42,9 +42,7 @@ pub(crate) fn read(request: &mut Request, file: BorrowedFd<'_>) -> Result<u64, E
 
 /// Writes the memory of a request to an open file. Returns the bytes moved.
 pub(super) fn write(request: &Request, file: BorrowedFd<'_>) -> Result<u64, Errno> {
-    let offset = request.offset;
-    let flags =
-        if request.purpose.is_durable { ReadWriteFlags::DSYNC } else { ReadWriteFlags::empty() };
+    let (offset, mut is_durable) = (request.offset, request.purpose.is_durable);
     let mut slices: Vec<IoSlice<'_>> =
         request.memory.iter().map(|memory| IoSlice::new(memory.as_slice())).collect();
     let mut left = slices.as_mut_slice();
@@ -54,7 +52,14 @@ pub(super) fn write(request: &Request, file: BorrowedFd<'_>) -> Result<u64, Errn
             return Ok(0);
         }
         let offset = offset + done.total;
-        retried(|| rustix::io::pwritev2(file, left, offset, flags))
+        if is_durable {
+            match retried(|| rustix::io::pwritev2(file, left, offset, ReadWriteFlags::DSYNC)) {
+                // This system does not know how: the next sync makes it durable.
+                Err(Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS) => is_durable = false,
+                moved => return moved,
+            }
+        }
+        retried(|| rustix::io::pwritev(file, left, offset))
     })
 }
 

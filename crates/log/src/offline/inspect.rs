@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use dalsegno_core::{Class, Clock, SECTOR_BYTES, sector_down};
+use dalsegno_core::{Clock, SECTOR_BYTES, sector_down};
 use dalsegno_extent::format::fields::{SEGMENT_FIELDS, STORE_FIELDS};
 use dalsegno_extent::format::{
     RecordHeader, SECTOR, SECTOR_CRC_AT as CRC_AT, STORE_FILE, SegmentHeader, StoreHeader,
@@ -132,7 +132,7 @@ impl SegmentFile<'_> {
 
     fn scan(&self, header: &SegmentHeader) -> SegmentScan {
         let range = SECTOR_BYTES..header.segment_bytes.min(self.file_bytes);
-        scan_records(&self.store.io, self.file, header, range, Class::Need)
+        scan_records(&self.store.io, self.file, header, range)
     }
 
     /// A record header in a sector, valid or not; `None` if nothing there looks like one.

@@ -112,13 +112,7 @@ fn verify_segment(
         // A crash interrupted its recycling: no extent counts any more.
         Ok(header) if header.carrying => {}
         Ok(header) => {
-            let scan = scan_records(
-                &store.io,
-                opened.file,
-                &header,
-                SECTOR_BYTES..file_bytes,
-                Class::Need,
-            );
+            let scan = scan_records(&store.io, opened.file, &header, SECTOR_BYTES..file_bytes);
             // The loss of a truncated file is reported with the truncation.
             let is_whole = file_bytes == store.segment_bytes;
             if let Some(listed) = listed.filter(|_| is_whole) {

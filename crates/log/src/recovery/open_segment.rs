@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use dalsegno_core::{Class, Durability, SECTOR_BYTES, StoreId};
+use dalsegno_core::{Durability, SECTOR_BYTES, StoreId};
 use dalsegno_extent::format::{FormatError, RecordHeader, RecordKind, STORE_FILE, SegmentHeader};
 use dalsegno_extent::{DeviceIo, check_reads, read_first_sector};
 use dalsegno_io::{DirEntry, IoError, OpenMode, Opened};
@@ -178,7 +178,7 @@ impl SegmentOpener<'_> {
         }
         let start = known.map_or(SECTOR_BYTES, |known| known.replay_from);
         let bytes = opened.bytes.min(self.segment_bytes);
-        let mut scan = scan_records(self.io, opened.file, header, start..bytes, Class::Need);
+        let mut scan = scan_records(self.io, opened.file, header, start..bytes);
         if let Some(failure) = scan.failure.take() {
             return Err(failure);
         }
@@ -211,7 +211,7 @@ impl SegmentOpener<'_> {
             if is_truncated { SegmentState::Damaged } else { state_of(end, &records, known) };
         if (state == SegmentState::Free || self.must_be_durable(&records))
             && !self.syncer.is_read_only()
-            && let Err(error) = self.syncer.sync_file(opened.file, Class::Need)
+            && let Err(error) = self.syncer.sync_file(opened.file)
         {
             // For any reason, because opening returns these extents as durable.
             self.syncer.poison(&error);

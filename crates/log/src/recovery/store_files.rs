@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dalsegno_core::{Class, Compression, Namespace, StoreId};
+use dalsegno_core::{Compression, Namespace, StoreId};
 use dalsegno_extent::format::{
     NamespaceSector, SECTOR, STORE_FILE, StoreHeader, namespace_file, namespace_of_file,
 };
@@ -52,14 +52,9 @@ impl StoreFiles {
         let mut sector = [0; SECTOR];
         StoreHeader { store, segment_bytes, is_compressed: true }.encode(&mut sector);
         let opened = self.device.io.device.open(STORE_FILE, OpenMode::ReadWrite)?;
-        let written = write_at(
-            &self.device.io,
-            opened.file,
-            0,
-            &sector,
-            &self.device.io.own_call(Class::Need),
-        )
-        .and_then(|()| self.device.syncer.sync_file(opened.file, Class::Need));
+        let written =
+            write_at(&self.device.io, opened.file, 0, &sector, &self.device.io.own_call())
+                .and_then(|()| self.device.syncer.sync_file(opened.file));
         self.device.io.device.close(opened.file);
         written?;
         self.compressor.allow();

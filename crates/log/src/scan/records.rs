@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use dalsegno_core::{Class, SECTOR_BYTES, StoreId};
+use dalsegno_core::{SECTOR_BYTES, StoreId};
 use dalsegno_extent::DeviceIo;
 use dalsegno_extent::format::{FormatError, RecordHeader, RecordKind, SegmentHeader};
 use dalsegno_io::FileId;
@@ -53,17 +53,15 @@ pub(crate) enum ScanEnd {
     Open,
 }
 
-/// Reads the headers of all records in a range of a segment's file, with requests of a class. The range begins where a
-/// record may begin.
+/// Reads the headers of all records in a range of a segment's file. The range begins where a record may begin.
 pub(crate) fn scan_records(
     io: &DeviceIo,
     file: FileId,
     segment: &SegmentHeader,
     range: Range<u64>,
-    class: Class,
 ) -> SegmentScan {
     let end = range.end - range.end % SECTOR_BYTES;
-    let mut window = HeaderWindow::new(io, file, end, MOST_UNREADABLE, class);
+    let mut window = HeaderWindow::new(io, file, end, MOST_UNREADABLE);
     let mut scan =
         SegmentScan { end: ScanEnd::Open, cursor: range.start, ..SegmentScan::default() };
     let mut offset = range.start;
@@ -126,7 +124,7 @@ pub(crate) fn scan_tombstones(
     range: Range<u64>,
 ) -> Result<Vec<RecordHeader>, LogError> {
     let end = range.end - range.end % SECTOR_BYTES;
-    let mut window = HeaderWindow::new(io, file, end, MOST_UNREADABLE_TOMBSTONES, Class::Need);
+    let mut window = HeaderWindow::new(io, file, end, MOST_UNREADABLE_TOMBSTONES);
     let ahead = io.bounds.request_bytes;
     let mut found = Vec::new();
     let mut offset = range.start;

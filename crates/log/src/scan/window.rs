@@ -4,7 +4,7 @@
 //! themselves. Each may take long, so a walk ends after a bounded number of them. If the device fails as a whole, the
 //! walk ends, and says so.
 
-use dalsegno_core::{Class, SECTOR_BYTES, sector_down};
+use dalsegno_core::{SECTOR_BYTES, sector_down};
 use dalsegno_extent::format::{FormatError, RecordHeader};
 use dalsegno_extent::{DeviceIo, check_reads, read_at};
 use dalsegno_io::{FileId, IoError};
@@ -28,13 +28,13 @@ impl From<FormatError> for Absent {
 /// A part of a segment's file in memory.
 pub(super) struct HeaderWindow<'a> {
     io: &'a DeviceIo,
-    class: Class,
     file: FileId,
     end: u64,
     start: u64,
     bytes: Vec<u8>,
-    /// How many reads of the smallest size may still fail; `None` if too many have.
-    may_fail: Option<usize>,
+    /// Reads of the smallest size that failed, and how many may.
+    unreadable: usize,
+    most_unreadable: usize,
     /// Where the first of them was.
     pub(super) first_gap: Option<u64>,
     /// Some bytes before this offset cannot be read.
@@ -44,22 +44,16 @@ pub(super) struct HeaderWindow<'a> {
 }
 
 impl<'a> HeaderWindow<'a> {
-    pub(super) fn new(
-        io: &'a DeviceIo,
-        file: FileId,
-        end: u64,
-        may_fail: usize,
-        class: Class,
-    ) -> Self {
+    pub(super) fn new(io: &'a DeviceIo, file: FileId, end: u64, most_unreadable: usize) -> Self {
         let (start, bytes, bad_before, failure) = (0, Vec::new(), 0, None);
         Self {
             io,
-            class,
             file,
             end,
             start,
             bytes,
-            may_fail: Some(may_fail),
+            unreadable: 0,
+            most_unreadable,
             first_gap: None,
             bad_before,
             failure,
@@ -68,7 +62,7 @@ impl<'a> HeaderWindow<'a> {
 
     /// Whether too many reads failed.
     pub(super) fn is_too_bad(&self) -> bool {
-        self.may_fail.is_none()
+        self.unreadable > self.most_unreadable
     }
 
     /// `len` bytes at `offset`. If they are not in memory, reads at least `ahead` bytes.
@@ -115,7 +109,7 @@ impl<'a> HeaderWindow<'a> {
             error => self.failure = Some(error.into()),
         }
         self.bytes.clear();
-        self.may_fail = self.may_fail.and_then(|left| left.checked_sub(1));
+        self.unreadable += 1;
         self.first_gap.get_or_insert(offset);
         // The next sector may be bad, too.
         self.bad_before = offset + 2 * SECTOR_BYTES;
@@ -132,7 +126,7 @@ impl<'a> HeaderWindow<'a> {
         self.bytes.truncate(len);
         self.start = offset;
         // Each read has its own limit: a walk over many may take longer.
-        let call = self.io.own_call(self.class);
+        let call = self.io.own_call();
         read_at(self.io, self.file, offset, &mut self.bytes, &call)
     }
 

@@ -64,7 +64,7 @@ pub(crate) fn make_checkpoint(segments: &Segments, syncer: &Syncer) -> Result<Ve
     let segment_bytes = segments.segment_bytes();
     debug_assert!(checkpoint.segments.iter().all(|known| known.is_possible(segment_bytes)));
     for segment in &unsynced {
-        if let Err(error) = segment.sync(syncer, &Call::of(Class::Save)) {
+        if let Err(error) = segment.sync(syncer, &Call::of(Class::Need)) {
             segments.table().mark_unsynced(&unsynced);
             return Err(error.into());
         }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dalsegno_core::{Class, StoreId};
+use dalsegno_core::StoreId;
 use dalsegno_extent::format::{SECTOR, SegmentHeader, segment_file};
 use dalsegno_extent::{DeviceIo, write_at};
 use dalsegno_io::{IoError, OpenMode};
@@ -63,7 +63,7 @@ impl SegmentFiles {
         };
         let mut sector = [0; SECTOR];
         header.encode(&mut sector);
-        write_at(&self.io, segment.file, 0, &sector, &self.io.own_call(Class::Save))?;
-        self.syncer.sync_file(segment.file, Class::Save)
+        write_at(&self.io, segment.file, 0, &sector, &self.io.own_call())?;
+        self.syncer.sync_file(segment.file)
     }
 }

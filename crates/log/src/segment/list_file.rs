@@ -10,7 +10,7 @@
 
 use std::sync::Arc;
 
-use dalsegno_core::{Class, Extent, Location, SECTOR_BYTES, StoreId};
+use dalsegno_core::{Extent, Location, SECTOR_BYTES, StoreId};
 use dalsegno_extent::format::{
     FormatError, LIST_FILE, RecordKind, RecordPlace, SECTOR, SegmentList, record_header_bytes,
 };
@@ -119,7 +119,7 @@ impl SegmentListFile {
         let header = place.bare_header(self.segments.store(), sequence, kind);
         let mut bytes = vec![0; header.header_bytes() as usize];
         header.encode(&mut bytes);
-        let call = self.device.io.own_call(Class::Save);
+        let call = self.device.io.own_call();
         write_at(&self.device.io, pin.segment().file, offset, &bytes, &call)?;
         self.segments.table().uncount_extent(segment, extent.block_count().into());
         Ok(pin.sync(&self.device.syncer, &call)?)
@@ -144,7 +144,7 @@ impl SegmentListFile {
         };
         for segment in unsynced {
             // Through the gate, which remembers a failed sync: no checkpoint may call lost bytes durable.
-            segment.sync(&self.device.syncer, &self.device.io.own_call(Class::Save))?;
+            segment.sync(&self.device.syncer, &self.device.io.own_call())?;
         }
         self.segments.table().list = None;
         self.write(&list)?;
@@ -173,7 +173,7 @@ pub(crate) fn replace_file(
     let opened = io.device.open(name, mode)?;
     let (header, body) = bytes.split_at(SECTOR);
     let write = |offset, bytes: &[u8]| -> Result<(), IoError> {
-        write_at(io, opened.file, offset, bytes, &io.own_call(Class::Save))
+        write_at(io, opened.file, offset, bytes, &io.own_call())
     };
     let largest = io.pool.largest();
     let offsets = (SECTOR_BYTES..).step_by(largest);
@@ -181,9 +181,9 @@ pub(crate) fn replace_file(
         .zip(body.chunks(largest))
         .try_for_each(|(offset, part)| write(offset, part))
         // The header claims that the entries are there.
-        .and_then(|()| syncer.sync_file(opened.file, Class::Save))
+        .and_then(|()| syncer.sync_file(opened.file))
         .and_then(|()| write(0, header))
-        .and_then(|()| syncer.sync_file(opened.file, Class::Save))
+        .and_then(|()| syncer.sync_file(opened.file))
         .and_then(|()| syncer.sync_names());
     io.device.close(opened.file);
     Ok(written?)
@@ -211,7 +211,7 @@ pub(crate) fn read_file(
     let mut bytes = vec![0; usize::try_from(opened.bytes.min(limit)).expect("bounded")];
     let (mut offset, mut read) = (0, Ok(()));
     for part in bytes.chunks_mut(io.pool.largest()) {
-        read = read_at(io, opened.file, offset, part, &io.own_call(Class::Need));
+        read = read_at(io, opened.file, offset, part, &io.own_call());
         if read.is_err() {
             break;
         }

@@ -10,7 +10,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{Class, Extent, SECTOR_BYTES};
+use dalsegno_core::{Extent, SECTOR_BYTES};
 use dalsegno_extent::format::{RecordHeader, RecordKind, RecordPlace, SegmentHeader, segment_file};
 use dalsegno_extent::{check_reads, write_at};
 use dalsegno_io::IoError;
@@ -139,13 +139,8 @@ impl Recycler {
             first_sequence: 0,
             carrying: false,
         };
-        let scan = scan_records(
-            &self.device.io,
-            segment.file,
-            &header,
-            SECTOR_BYTES..segment_bytes,
-            Class::Save,
-        );
+        let scan =
+            scan_records(&self.device.io, segment.file, &header, SECTOR_BYTES..segment_bytes);
         (scan.records.iter().filter_map(RecordHeader::extent).collect(), scan.failure)
     }
 
@@ -243,7 +238,7 @@ impl Recycler {
         epoch: u64,
         carried: &[Tombstone],
     ) -> Result<(), IoError> {
-        let call = self.device.io.own_call(Class::Save);
+        let call = self.device.io.own_call();
         for tombstone in carried {
             let mut offset = tombstone.offset;
             let kind = RecordKind::Tombstone { kills_before: tombstone.kills_before };
@@ -261,6 +256,6 @@ impl Recycler {
                 offset += part.len() as u64;
             }
         }
-        self.device.syncer.sync_file(segment.file, Class::Save)
+        self.device.syncer.sync_file(segment.file)
     }
 }

@@ -95,7 +95,7 @@ impl Removals {
         let header = RecordHeader { namespace, hashes: hashes.clone(), ..bare };
         let rules = self.device.io.rules(false);
         let record = RecordWrite::header(reserved.pinned_file(), &header, rules);
-        write_one(&self.device.io, record, &self.device.io.own_call(Class::Need))?;
+        write_one(&self.device.io, record, &self.device.io.own_call())?;
         reserved.pin().sync(&self.device.syncer, &Call::of(Class::Need))?;
         let (segment, offset) = (place.segment, place.offset);
         let mut table = self.segments.table();

@@ -8,7 +8,7 @@ use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{Class, Stopped};
+use dalsegno_core::Stopped;
 use dalsegno_extent::{DeviceIo, start_sync, sync};
 use dalsegno_io::{Call, FileId, IoError};
 
@@ -53,9 +53,9 @@ impl Syncer {
     }
 
     /// Makes completed writes of a file durable, and stops all writing if that fails.
-    pub(crate) fn sync_file(&self, file: FileId, class: Class) -> Result<(), IoError> {
+    pub(crate) fn sync_file(&self, file: FileId) -> Result<(), IoError> {
         LogStats::count(&self.stats.syncs);
-        self.poison_unless_kept(sync(&self.io, file, class))
+        self.poison_unless_kept(sync(&self.io, file))
     }
 
     /// Makes created and removed names durable, and stops all writing if that fails.
@@ -96,9 +96,7 @@ impl SyncWaiter for WaitingCall<'_> {
     fn start(&self) -> StartedSync {
         let io = &self.syncer.io;
         LogStats::count(&self.syncer.stats.syncs);
-        let class = self.call.purpose.class;
-        let limit = io.own_call(class).deadline;
-        StartedSync { completion: start_sync(io, self.file, class), limit }
+        StartedSync { completion: start_sync(io, self.file), limit: io.own_call().deadline }
     }
 
     fn finish(&self, sync: &StartedSync) -> Result<Result<(), IoError>, Stopped> {

@@ -183,6 +183,10 @@ impl Schedule {
 
     /// An engine says what it does from now on.
     pub fn set_phase(&mut self, engine: EngineId, phase: Phase, now: Nanos) {
+        if !self.wants_durable_writes(now) {
+            // From now on writes cost what they cost, and not what a cache takes.
+            self.flights.forget_rate(Direction::Write);
+        }
         self.phases.set(engine, phase, now);
     }
 
@@ -382,8 +386,9 @@ impl Schedule {
 
     /// The seconds of a request and of what is written beside it.
     fn seconds_beside(&self, ask: &Ask) -> f64 {
-        let bytes = ask.bytes + self.flights.bytes(Direction::Write);
-        real(bytes) / self.flights.rate(ask.direction)
+        let written = real(self.flights.bytes(Direction::Write));
+        real(ask.bytes) / self.flights.rate(ask.direction)
+            + written / self.flights.rate(Direction::Write)
     }
 
     /// By how many seconds the reads that wait may be delayed before the first of them is late.

@@ -459,6 +459,27 @@ fn a_write_waits_for_slack_and_reads_go_by_their_due_times() {
 }
 
 #[test]
+fn what_a_cache_took_before_engines_spoke_says_nothing_about_their_writes() {
+    let mut schedule = Schedule::new(ScheduleRules::default());
+    let engine = EngineId { process: 1, number: 0 };
+    let save =
+        |id| Ask { id, direction: Direction::Write, class: Class::Save, bytes: 1 << 20, due: None };
+    let mut write = |id: u64, phase: Option<Phase>| {
+        let now = Nanos(id * 10 * MS);
+        if let Some(phase) = phase {
+            schedule.set_phase(engine, phase, now);
+        }
+        let arrival = schedule.arrive(save(id), now);
+        // A hundredth of the time that it takes later.
+        schedule.done(id, true, now.after(Duration::from_micros(100)));
+        arrival
+    };
+    assert!((0..40).all(|id| write(id, None) == Arrival::Go));
+    let prefill = Some(Phase::Prefill { slack: Duration::from_millis(5) });
+    assert_eq!(write(40, prefill), Arrival::Waits);
+}
+
+#[test]
 fn a_write_within_the_slack_makes_no_waiting_read_late() {
     // Unmeasured, a request of 1 MiB takes 10 ms, and a write delays reads by half of that.
     for (due_ms, starts) in [(60, true), (57, false)] {

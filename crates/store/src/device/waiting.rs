@@ -93,10 +93,10 @@ impl WaitingRequests {
     }
 
     /// A request starts that asks for no turn.
-    pub(super) fn begin(&mut self, request: &Request, now: Nanos) -> Turn {
-        let ask = self.ask(request);
+    pub(super) fn begin(&mut self, request: Request, now: Nanos) -> (Turn, Request) {
+        let ask = self.ask(&request);
         self.schedule.begin(ask, now);
-        Turn(ask.id)
+        (Turn(ask.id), self.starts(request, now))
     }
 
     /// Takes the requests whose turn it is, and says when the next one may have its turn.

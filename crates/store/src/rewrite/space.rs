@@ -109,7 +109,10 @@ impl SpaceLane {
                 reserved => return reserved,
             }
         }
-        let reserved = self.run_blocking(call, move |reclaimer| reclaimer.reserve(bytes));
+        // If the call ends meanwhile, nothing is reserved for it.
+        let (terms, clock) = (call.clone(), Arc::clone(&self.clock));
+        let reserved = self
+            .run_blocking(call, move |reclaimer| reclaimer.reserve(bytes, &terms, clock.as_ref()));
         self.list_new_segments();
         reserved
     }

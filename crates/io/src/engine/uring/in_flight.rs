@@ -50,6 +50,10 @@ impl InFlight {
             self.retries += 1;
             return Settled::Again(self);
         }
+        let is_unknown = matches!(-result, libc::EOPNOTSUPP | libc::EINVAL | libc::ENOSYS);
+        if is_unknown && self.forget_durability() {
+            return Settled::Again(self);
+        }
         // The kernel is done, so the memory may be returned.
         let queued = self.queued.take().expect("a request completes once");
         let result = match u64::try_from(result) {
@@ -57,6 +61,13 @@ impl InFlight {
             Err(_) => Err(queued.os_error(io::Error::from_raw_os_error(-result))),
         };
         Settled::Ended(queued, result)
+    }
+
+    /// The system does not know writes that are durable when they end: the next sync makes it durable. Returns whether
+    /// it was one.
+    fn forget_durability(&mut self) -> bool {
+        let queued = self.queued.as_mut().expect("a request completes once");
+        std::mem::take(&mut queued.parts().0.purpose.is_durable)
     }
 
     /// Applies the kernel's result on a call's ring. Returns the request and how it ended, or only the request if the
@@ -178,7 +189,6 @@ impl InFlight {
                 opcode::Readv::new(file, list, count).offset(offset).rw_flags(flags).build()
             }
             Operation::Write => {
-                let flags = flags | write_flags(request);
                 opcode::Writev::new(file, list, count).offset(offset).rw_flags(flags).build()
             }
             Operation::Sync => unreachable!("a call's ring takes no sync"),
