@@ -17,13 +17,25 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import dalsegno
 
-__all__ = ["BLOCK_BYTES", "LOAD_BLOCKS", "SAVE_BLOCKS", "Contender", "Files", "Ours", "Speech"]
+__all__ = [
+    "BLOCK_BYTES",
+    "LOAD_BLOCKS",
+    "SAVE_BLOCKS",
+    "Contender",
+    "Files",
+    "Ours",
+    "Speech",
+    "memory_of",
+    "names_of",
+]
 
 BLOCK_BYTES = 1 << 20
 # Of one save, and of one load.
 SAVE_BLOCKS, LOAD_BLOCKS = 8, 32
 # Threads of files, as LMCache and vLLM have them.
 FILE_THREADS = 8
+# Saves of files before they are written over, 4 GiB.
+RING = 512
 # Blocks that are read; what is written comes on top.
 READ_BLOCKS = 256
 
@@ -185,7 +197,7 @@ class Files:
 
     def save(self, number: int) -> Callable[[], bool]:
         """Begins to save some blocks, over those of earlier saves."""
-        names = [f"new {number % 128} {at}" for at in range(SAVE_BLOCKS)]
+        names = [f"new {number % RING} {at}" for at in range(SAVE_BLOCKS)]
         begun = [self._begin(self._write, name) for name in names]
         return lambda: all(one.result() is None for one in begun)
 

@@ -12,7 +12,8 @@ each block, read and written by threads in the order of the requests, as engines
 Each part is measured without writes, with writes, and without writes again, so that each ratio has
 one beside it of the noise. Contenders take turns in rounds; the figures are medians of the rounds.
 Every save is watched: how long it took until it was stored, against the bound that the schedule
-promises: the patience of saves, and four times the time that the disk needs for those before it.
+promises: the patience of saves, and four times the time that the disk needs for those before it,
+one at a time and beside reads. That rate is measured in each round, while the engine is idle.
 """
 
 from __future__ import annotations
@@ -108,11 +109,16 @@ _numbers = itertools.count()
 
 
 @contextmanager
-def saving(contender: Contender) -> Iterator[Landed]:
-    """Keeps saves pending; at the end the engine is idle, and all of them land."""
+def saving(contender: Contender, most: int = PENDING) -> Iterator[Landed]:
+    """Keeps saves pending; at the end the engine is idle, and all of them land.
+
+    Args:
+        contender: Who saves.
+        most: How many saves are pending.
+    """
     landed, is_over = Landed(), threading.Event()
     pending: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    free = threading.Semaphore(PENDING)
+    free = threading.Semaphore(most)
 
     def ask() -> None:
         while free.acquire() and not is_over.is_set():
@@ -185,6 +191,16 @@ def bandwidth(contender: Contender, _: Compute, seconds: float) -> list[float]:
     return loads
 
 
+def one_at_a_time(contender: Contender, seconds: float) -> float:
+    """Returns the bytes per second of saves that follow each other beside loads that do so too."""
+    contender.prepare()
+    end = time.perf_counter() + seconds
+    with saving(contender, 1) as landed:
+        while time.perf_counter() < end:
+            contender.load()
+    return landed.bytes_per_s
+
+
 PARTS = {"decode": decode, "prefill": prefill, "bandwidth": bandwidth}
 
 
@@ -206,10 +222,13 @@ def run_part(
 ) -> None:
     """Measures a part: without writes, with writes, and without again."""
     work = PARTS[name]
+    # A disk still writes what others left in its cache.
+    os.sync()
     contender.prepare()
     quiet = work(contender, compute, seconds)
     with saving(contender) as landed:
         beside = work(contender, compute, seconds)
+    os.sync()
     contender.prepare()
     again = work(contender, compute, seconds)
     contender.say("idle")
@@ -241,9 +260,7 @@ def run(directory: Path, options: argparse.Namespace) -> dict[str, Any]:
     alone: list[float] = []
     try:
         for number in range(options.rounds):
-            with saving(contenders[FIRST]) as landed:
-                time.sleep(options.seconds)
-            alone.append(landed.bytes_per_s)
+            alone.append(one_at_a_time(contenders[FIRST], options.seconds))
             names = list(contenders)
             order = names[number % 3 :] + names[: number % 3]
             for name, part in itertools.product(order, options.only or PARTS):
@@ -263,7 +280,7 @@ def report(
 
     Args:
         measured: By part and contender.
-        alone: Bytes per second of saves beside nothing.
+        alone: Bytes per second of saves that follow each other.
         facts: Of the machine.
     """
     bound_s = PATIENCE_S + AGED_PART * PENDING * SAVE_BLOCKS * BLOCK_BYTES / alone

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from dalsegno_bench.first_token.layers import BYTES_PER_TOKEN, CHUNK, LayerTimes, Part
-from dalsegno_bench.first_token.pipeline import NOTHING, Plan, Source, step
+from dalsegno_bench.first_token.pipeline import NOTHING, Plan, Source, Step, step
 from dalsegno_bench.first_token.policies import BLOCK_TOKENS, Hit, Policy
 
-__all__ = ["Allocator", "Engine", "Observer", "Request", "Tier", "Totals"]
+__all__ = ["Allocator", "Batch", "Engine", "Observer", "Request", "Tier", "Totals"]
 
 
 @dataclass
@@ -155,7 +155,7 @@ class Totals:
 
 
 @dataclass
-class _Batch:
+class Batch:
     """A step: its parts, the requests they are of, and when each layer arrives."""
 
     parts: list[Part] = field(default_factory=list)
@@ -258,9 +258,9 @@ class Engine:
         self.totals.idle_s += min(times) - self._now
         self._now = min(times)
 
-    def _next_batch(self) -> _Batch:
+    def _next_batch(self) -> Batch:
         """Gathers what the next step computes, and begins loads."""
-        batch = _Batch()
+        batch = Batch()
         decoding = [one for one in self._running if one.answered]
         for request in decoding:
             batch.add(request, 1)
@@ -272,12 +272,12 @@ class Engine:
             self._waiting.popleft()
         return batch
 
-    def _add_chunk(self, batch: _Batch, request: Request) -> None:
+    def _add_chunk(self, batch: Batch, request: Request) -> None:
         if request.first_step_s is None:
             request.first_step_s = self._now
         batch.add(request, min(batch.budget, request.prompt - request.computed))
 
-    def _begin(self, batch: _Batch, request: Request) -> bool:
+    def _begin(self, batch: Batch, request: Request) -> bool:
         """Begins a request, if there are blocks for it."""
         if not self.blocks.take(request.blocks):
             return False
@@ -287,6 +287,11 @@ class Engine:
             self._running.append(request)
             self._add_chunk(batch, request)
             return True
+        self._load(batch, request, plan)
+        return True
+
+    def _load(self, batch: Batch, request: Request, plan: Plan) -> None:
+        """Begins a load."""
         tier, size = self.tiers[request.source], plan.tokens * BYTES_PER_TOKEN
         queued = tier.queued(self._now)
         begin_s, request.loaded_s = tier.begin(size, self._now)
@@ -294,11 +299,10 @@ class Engine:
         self._loads.append(load)
         if not plan.by_layer:
             self._loading.append(request)
-            return True
+            return
         batch.arrivals.append(tier.source.arrivals(size, self._times.layers, begin_s))
         self._running.append(request)
         self._add_chunk(batch, request)
-        return True
 
     def _plan(self, request: Request) -> Plan:
         if not request.hit:
@@ -308,12 +312,15 @@ class Engine:
         queued = tier.queued(self._now)
         return self._policy(Hit(request.prompt, request.hit, tier.source, waiting, queued))
 
-    def _compute(self, batch: _Batch) -> None:
+    def _compute(self, batch: Batch) -> None:
         """Computes a step."""
         times = self._times
         layer_s = [times.batch_s(batch.parts)] * times.layers
         arrivals = [max(column) for column in zip(*batch.arrivals, strict=True)]
-        done = step(self._now, layer_s, arrivals or [self._now] * times.layers)
+        self._computed(batch, step(self._now, layer_s, arrivals or [self._now] * times.layers))
+
+    def _computed(self, batch: Batch, done: Step) -> None:
+        """Counts a step."""
         bubble_s = done.fill_s + done.steady_s
         totals = self.totals
         totals.compute_s += done.compute_s

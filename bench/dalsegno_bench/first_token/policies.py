@@ -134,11 +134,18 @@ class OfflineTable:
         )
         return loaded.first_token_s < computed.first_token_s
 
+    @classmethod
+    def nearest(cls, prompt: int, hit_rate: float) -> tuple[int, float]:
+        """Returns the nearest point: a length and a hit rate."""
+        return (
+            min(cls.LENGTHS, key=lambda one: abs(math.log(one / prompt))),
+            min(cls.HIT_RATES, key=lambda one: abs(one - hit_rate)),
+        )
+
     def __call__(self, hit: Hit) -> Plan:
         """Returns the plan of the nearest point."""
-        length = min(self.LENGTHS, key=lambda one: abs(math.log(one / hit.prompt)))
-        rate = min(self.HIT_RATES, key=lambda one: abs(one - hit.tokens / hit.prompt))
-        return load_by_layer(hit) if self._loads[length, rate] else NOTHING
+        point = self.nearest(hit.prompt, hit.tokens / hit.prompt)
+        return load_by_layer(hit) if self._loads[point] else NOTHING
 
 
 class Oracle:

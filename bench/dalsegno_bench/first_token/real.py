@@ -29,7 +29,18 @@ from dalsegno_bench.first_token.learning import LOADS, STEPS, Noted, compute
 from dalsegno_bench.first_token.pipeline import Plan, Source, first_token
 from dalsegno_bench.first_token.policies import FIXED, Hit, Ours, Policy, new_model
 
-__all__ = ["Rig", "ranked", "run", "timed_layers"]
+__all__ = [
+    "BLOCK_BYTES",
+    "BLOCK_TOKENS",
+    "BYTES_PER_TOKEN",
+    "LAYERS",
+    "Rig",
+    "measured",
+    "opened",
+    "ranked",
+    "run",
+    "timed_layers",
+]
 
 PROMPT = 32_768
 BLOCK_TOKENS = 128
@@ -38,7 +49,7 @@ BYTES_PER_TOKEN = 16 << 10
 BLOCK_BYTES = BLOCK_TOKENS * BYTES_PER_TOKEN
 HIT_RATES = (0.25, 0.5, 0.75, 0.9, 0.98)
 LEAST_MS = 2.0
-CAPACITY = 2 << 30
+CAPACITY = "2GiB"
 # Blocks of one put.
 PUT_BLOCKS = 32
 COLUMNS = (
@@ -67,16 +78,24 @@ class Rig:
     """A store with the blocks of one prompt.
 
     Attributes:
+        store: The store.
         namespace: Of the blocks.
         chain: Their names.
         buffers: One for each block.
         times: How long layers take.
     """
 
+    store: dalsegno.Store
     namespace: dalsegno.Namespace
     chain: Sequence[bytes]
     buffers: Sequence[memoryview]
     times: LayerTimes
+
+    def keep(self) -> None:
+        """Saves the blocks that the store does not have."""
+        for at in range(0, len(self.chain), PUT_BLOCKS):
+            end = at + PUT_BLOCKS
+            self.namespace.put_batch(self.chain[:end], self.buffers[at:end], first=at)
 
     def load(self, blocks: int) -> dalsegno.Load:
         """Begins to load leading blocks."""
@@ -135,22 +154,27 @@ def _arrival_s(load: dalsegno.Load, layer: int, now: float) -> float:
 
 
 @contextmanager
-def _rig(directory: Path) -> Iterator[Rig]:
-    """Makes a store of its own, and removes it."""
+def opened(directory: Path, tokens: int = PROMPT, capacity: str = CAPACITY) -> Iterator[Rig]:
+    """Makes a store of its own, and removes it.
+
+    Args:
+        directory: Where.
+        tokens: Of the prompt that it has.
+        capacity: What it may take of the disk.
+    """
     folder = Path(tempfile.mkdtemp(prefix="dalsegno-bench-", dir=directory))
-    count = PROMPT // BLOCK_TOKENS
+    count = tokens // BLOCK_TOKENS
     memory = aligned(count * BLOCK_BYTES)
     buffers = [memory[at * BLOCK_BYTES :][:BLOCK_BYTES] for at in range(count)]
     chain = [hashlib.sha256(b"%d" % at).digest() for at in range(count)]
     try:
-        with dalsegno.open(folder, capacity=CAPACITY, dram=0, merge_rate=0, scrub_rate=0) as store:
+        with dalsegno.open(folder, capacity=capacity, dram=0, merge_rate=0, scrub_rate=0) as store:
             namespace = store.namespace(
                 {"bench": "bubble"}, layers=LAYERS, slice_bytes=BLOCK_BYTES // LAYERS
             )
-            for at in range(0, count, PUT_BLOCKS):
-                end = at + PUT_BLOCKS
-                namespace.put_batch(chain[:end], buffers[at:end], first=at)
-            yield Rig(namespace, chain, buffers, timed_layers())
+            rig = Rig(store, namespace, chain, buffers, timed_layers())
+            rig.keep()
+            yield rig
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -172,7 +196,7 @@ def run(directory: Path, rounds: int, seed: int) -> dict[str, Any]:
         ValueError: The store has lost blocks.
     """
     noise = random.Random(seed)  # noqa: S311 - not a secret
-    with _rig(directory) as rig:
+    with opened(directory) as rig:
         model = new_model()
         noted = Noted(model, most=STEPS)
         compute(rig.times, noted, noise)
@@ -189,7 +213,7 @@ def run(directory: Path, rounds: int, seed: int) -> dict[str, Any]:
             for name, policy in policies.items()
         }
         served, loads = _rounds(rig, plans, rounds, noise)
-    return _compared(rig.times, plans, served, _source(loads))
+    return _compared(rig.times, plans, served, measured(loads, PROMPT))
 
 
 Key = tuple[float, str]
@@ -218,11 +242,15 @@ def _whole(tokens: float) -> int:
     return int(tokens) // BLOCK_TOKENS * BLOCK_TOKENS
 
 
-def _source(loads: Sequence[tuple[float, float]]) -> Source:
-    """Returns the source that was measured."""
+def measured(loads: Sequence[tuple[float, float]], tokens: int) -> Source:
+    """Returns the source that was measured.
+
+    Args:
+        loads: Seconds of loads of one block and of all.
+        tokens: Of all blocks.
+    """
     one_s, all_s = (statistics.median(column) for column in zip(*loads, strict=True))
-    size = PROMPT * BYTES_PER_TOKEN
-    bytes_per_s = (size - BLOCK_BYTES) / max(1e-9, all_s - one_s)
+    bytes_per_s = (tokens * BYTES_PER_TOKEN - BLOCK_BYTES) / max(1e-9, all_s - one_s)
     return Source("disk", bytes_per_s, max(0.0, one_s - BLOCK_BYTES / bytes_per_s))
 
 

@@ -3,6 +3,10 @@
 A program of this checkout simulates the disk: reads and writes beside each other reach a part of
 their rates. It runs the schedule of the product, and others. A request loads all that hits by
 layer; a gibibyte of saves is pending when it comes.
+
+The slack of the schedule is what an engine predicts of its steps: by a model that has learned from
+steps (`ours`), or by an offline table as in the paper, whose nearest point counts; and by one that
+was measured while the GPU was faster (`stale_table`).
 """
 
 from __future__ import annotations
@@ -13,15 +17,19 @@ import subprocess
 from collections.abc import Mapping
 from typing import Any
 
-from dalsegno_bench.first_token.layers import BYTES_PER_TOKEN, LayerTimes
-from dalsegno_bench.first_token.pipeline import Rest
-from dalsegno_bench.first_token.policies import whole
+import dalsegno
+from dalsegno_bench.first_token.layers import BYTES_PER_TOKEN, CHUNK, LayerTimes
+from dalsegno_bench.first_token.learning import learned
+from dalsegno_bench.first_token.pipeline import Rest, Source
+from dalsegno_bench.first_token.policies import OfflineTable, whole
 from dalsegno_bench.index.program import build
 
 __all__ = ["ORDERS", "cells_of", "checked", "measured", "show"]
 
 PROGRAM = "dalsegno-bench-order"
-ORDERS = ("alone", "fifo", "reads_first", "silent", "ours")
+ORDERS = ("alone", "fifo", "reads_first", "silent", "table", "stale_table", "ours")
+# Other sources of slack of the same schedule.
+TABLES = ("table", "stale_table")
 # Ours divided by the best one of the others. Virtual time has no noise. Behind the patience of
 # saves (docs/internals/schedule.md) they have a part of the time, which reads lose. The order
 # `reads_first` starves them.
@@ -30,7 +38,10 @@ LIMIT, PATIENCE_S, AGED_LIMIT = 1.01, 2.0, 1.15
 SOURCES_GB_PER_S, WRITES = (25.0, 7.0, 1.9), 0.6
 # What reads and writes reach beside each other (Tutti, 3.4: they lose up to 60%).
 BESIDE = 0.4
-LENGTHS, HIT_RATES = (16_384, 65_536, 131_072), (0.5, 0.9, 0.98)
+# Between the points of the table.
+LENGTHS, HIT_RATES = (20_000, 50_000, 110_000), (0.6, 0.85, 0.97)
+# How much faster the GPU was that has a stale table.
+FASTER, SEED = 1.5, 1
 SAVE_BYTES = 1 << 30
 
 
@@ -41,11 +52,13 @@ def cells_of(times: LayerTimes) -> list[dict[str, Any]]:
         times: Of the GPU.
     """
     cells = []
+    model = learned(times, Source("", SOURCES_GB_PER_S[0] * 1e9, 0.0), SEED)
     for speed in SOURCES_GB_PER_S:
         for prompt in LENGTHS:
             for rate in HIT_RATES:
                 tokens = whole(prompt * rate)
                 rest = Rest.of(times, tokens, prompt)
+                table = by_table(times, prompt, rate) / (rest.layer_s * times.layers)
                 cells.append(
                     {
                         "name": f"{speed:g} GB/s, {prompt} tokens, hit rate {rate:g}",
@@ -57,9 +70,24 @@ def cells_of(times: LayerTimes) -> list[dict[str, Any]]:
                         "read_bytes_per_s": speed * 1e9,
                         "write_bytes_per_s": WRITES * speed * 1e9,
                         "beside": BESIDE,
+                        "model": by_model(model, tokens, prompt) / (rest.layer_s * times.layers),
+                        "table": table,
+                        "stale_table": table / FASTER,
                     }
                 )
     return cells
+
+
+def by_model(model: dalsegno.CostModel, tokens: int, prompt: int) -> float:
+    """Returns the seconds that a model predicts of the first step behind loaded tokens."""
+    new = min(CHUNK, prompt - tokens)
+    return model.step_s(new, new * (tokens + new / 2), tokens + new)
+
+
+def by_table(times: LayerTimes, prompt: int, rate: float) -> float:
+    """Returns the seconds of the same step at the nearest point of the grid."""
+    length, hit = OfflineTable.nearest(prompt, rate)
+    return Rest.of(times, whole(length * hit), length).layer_s * times.layers
 
 
 def measured(times: LayerTimes) -> dict[str, dict[str, Any]] | None:
@@ -90,7 +118,7 @@ def checked(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     Args:
         found: From `measured`.
     """
-    others = [order for order in ORDERS if order not in ("alone", "ours")]
+    others = [order for order in ORDERS if order not in ("alone", "ours", *TABLES)]
 
     def ratios(order: str) -> list[float]:
         pairs = ((one["ours"], one[order]) for one in found.values())
@@ -101,6 +129,9 @@ def checked(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
             (max(ours(one) / one[order]["first_token_s"] for order in others), name)
             for name, one in cells.items()
         )
+
+    def saved(order: str) -> int:
+        return sum(int(one[order]["saved_bytes"]) for one in found.values())
 
     def ours(one: Mapping[str, Any]) -> float:
         return float(one["ours"]["first_token_s"])
@@ -115,6 +146,15 @@ def checked(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         "worst_beyond_patience": round(beyond, 4),
         "cell": name,
         "median": {order: round(statistics.median(ratios(order)), 3) for order in others},
+        # Above 1 a table is the better source of slack. What was saved by the first token is over
+        # that of ours.
+        "sources": {
+            order: {
+                "first_token": [round(one, 4) for one in (min(ratios(order)), max(ratios(order)))],
+                "saved": round(saved(order) / max(1, saved("ours")), 3),
+            }
+            for order in TABLES
+        },
         "beside_none": round(max(ratios("alone")), 3),
     }
 

@@ -4,13 +4,18 @@ Requests of a recorded trace come at random (Poisson). A simulated H200 with Lla
 under four policies, from sources of 25, 7 and 1.9 GB/s and from a far directory:
 
 * `recompute`: nothing is stored.
-* `cpu_tier`: the memory of the host, a least-recently-used cache of `--memory-gb`, behind 25 GB/s.
+* `cpu_tier`: the memory of the host, a least-recently-used cache behind 25 GB/s. It has space for
+  a part of what the trace has, as in the figures of Managed Lustre: 1 TiB of 3.4.
 * `load_all`: everything that hits is loaded before its request computes, as LMCache does.
 * `ours`: what pays is loaded, by layer or ahead, as our cost model decides.
 
 A rate is *held* if the mean of the first tokens is within the bound; `--share 0.9` asks that of so
 many of the requests instead. Rates are found by halving an interval; each trial has the same
-requests at the same multiples of the mean pause.
+requests at the same multiples of the mean pause. They are the last ones of the trace: those before
+fill the stores.
+
+With `--real` requests are served in real time too, with loads and saves of a store on a disk of
+this machine and timed waits in place of compute.
 
 The far directory is compared with host memory alone as Managed Lustre was: contexts of 50,000
 tokens, of which three quarters hit, and memory for 1 TiB of 3.4 TiB.
@@ -32,6 +37,7 @@ from typing import Any
 
 from dalsegno.paths import local_path
 from dalsegno_bench.disk.merge import percentile
+from dalsegno_bench.first_token import slo_real
 from dalsegno_bench.first_token.engine import Engine, Request
 from dalsegno_bench.first_token.layers import BYTES_PER_TOKEN, H200
 from dalsegno_bench.first_token.learning import Noted, learned
@@ -44,6 +50,7 @@ from dalsegno_bench.first_token.policies import (
     recompute,
     whole,
 )
+from dalsegno_bench.first_token.slo_real import Served
 from dalsegno_bench.workload import Lru, read_trace
 
 __all__ = ["SUMMARY", "Prompt", "held", "main", "prompts_of"]
@@ -71,7 +78,8 @@ HALVINGS = 9
 # Requests per second between which the highest rate is.
 RATES = (0.02, 40.0)
 # The workload of the Managed Lustre figures, and these: throughput and first tokens.
-LUSTRE = {"context": 50_000, "hit": 0.75, "memory_part": 1 / 3.4, "contexts": 40}
+LUSTRE = {"context": 50_000, "hit": 0.75, "contexts": 40}
+MEMORY_PART = 1 / 3.4
 LUSTRE_FIGURES = {"throughput": 1.75, "first_token": 0.56}
 
 
@@ -90,12 +98,12 @@ class Prompt:
     in_memory: int
 
 
-def prompts_of(path: Path, memory_bytes: float, most: int) -> list[Prompt]:
-    """Reads the prompts of a trace.
+def prompts_of(path: Path, memory_bytes: float | None, most: int) -> list[Prompt]:
+    """Reads the last prompts of a trace; those before have filled the stores.
 
     Args:
         path: In Mooncake's format; may be compressed.
-        memory_bytes: Of the host.
+        memory_bytes: Of the host; None for `MEMORY_PART` of what the trace has.
         most: How many prompts.
 
     Raises:
@@ -104,6 +112,8 @@ def prompts_of(path: Path, memory_bytes: float, most: int) -> list[Prompt]:
     """
     trace = read_trace(path)
     block_bytes = trace.block_tokens * BYTES_PER_TOKEN
+    if memory_bytes is None:
+        memory_bytes = MEMORY_PART * trace.blocks * block_bytes
     memory, store = Lru[int](int(memory_bytes // block_bytes)), Lru[int](trace.blocks)
 
     def tokens(lru: Lru[int], number: int, chain: array[int]) -> int:
@@ -112,8 +122,8 @@ def prompts_of(path: Path, memory_bytes: float, most: int) -> list[Prompt]:
 
     return [
         Prompt(trace.input_tokens[at], tokens(store, at, chain), tokens(memory, at, chain))
-        for at, chain in enumerate(trace.requests[:most])
-    ]
+        for at, chain in enumerate(trace.requests)
+    ][-most:]
 
 
 def lustre_prompts(count: int, seed: int) -> list[Prompt]:
@@ -125,7 +135,7 @@ def lustre_prompts(count: int, seed: int) -> list[Prompt]:
     """
     noise = random.Random(seed)  # noqa: S311 - not a secret
     contexts, context = int(LUSTRE["contexts"]), int(LUSTRE["context"])
-    memory = Lru[int](int(contexts * LUSTRE["memory_part"]))
+    memory = Lru[int](int(contexts * MEMORY_PART))
     hit = whole(context * LUSTRE["hit"])
     chosen = [noise.randrange(contexts) for _ in range(count + contexts)]
     found = [memory.use([one]) for one in chosen]
@@ -217,6 +227,18 @@ def rates_of(
     return found
 
 
+def served_really(prompts: Sequence[Prompt], options: argparse.Namespace) -> dict[str, Any]:
+    """Serves prompts with real I/O under each policy that needs no memory of the host."""
+
+    def rate_of(serve: Callable[[float], list[float]]) -> float:
+        # The mean, whatever `--share` says of virtual time.
+        return held(lambda _, rate: serve(rate), prompts, None)
+
+    asked = [(one.tokens, one.stored) for one in prompts]
+    served = Served(asked, OUTPUT, BLOCKS, BOUND_S, options.seed, rate_of)
+    return slo_real.run(options.dir, served)
+
+
 def lustre(options: argparse.Namespace) -> dict[str, Any]:
     """Compares a far directory with host memory alone, beside the figures of Managed Lustre.
 
@@ -245,7 +267,7 @@ def lustre(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def show(traces: Mapping[str, Any], far: Mapping[str, Any]) -> None:
+def show(traces: Mapping[str, Any], real: Mapping[str, Any], far: Mapping[str, Any]) -> None:
     """Prints the tables."""
     for name, sources in traces.items():
         print(f"{name}: requests per second with first tokens within {BOUND_S:g} s")
@@ -253,6 +275,11 @@ def show(traces: Mapping[str, Any], far: Mapping[str, Any]) -> None:
         for source, one in sources.items():
             rates = "".join(f"{one['per_s'][policy]:12.2f}" for policy in POLICIES)
             print(f"  {source:14}{rates}   ours/load_all {one['ours_over'].get('load_all', 0):.2f}")
+    for name, one in real.items():
+        print(f"{name}: with real I/O, a disk of {one['gb_per_s']:.2f} GB/s")
+        for policy in slo_real.POLICIES:
+            per_s, simulated = (one[policy][key] for key in ("per_s", "simulated_per_s"))
+            print(f"  {policy:14}{per_s:12.2f}   in virtual time {simulated:.2f}")
     print(
         f"far directory against host memory alone: throughput x{far['throughput']:.2f}"
         f" (Managed Lustre x{LUSTRE_FIGURES['throughput']:.2f}),"
@@ -270,27 +297,33 @@ def main(argv: Sequence[str]) -> int:
     add = parser.add_argument
     add("traces", nargs="*", type=local_path, help=f"traces (those of {DATA}, if they are there)")
     add("--requests", type=int, default=200, help="of each trace (%(default)s)")
-    add("--memory-gb", type=float, default=100.0, help="of the host (%(default)s)")
+    add("--memory-gb", type=float, help="of the host (a part of what the trace has)")
     add("--share", type=float, help="of the requests whose first token is in time (the mean)")
     add("--seed", type=int, default=1, help="of pauses between requests (%(default)s)")
+    add("--real", type=int, default=0, metavar="N", help="also serve N requests with real I/O")
+    add("--dir", type=local_path, default=Path("/var/tmp"), help="where to write")  # noqa: S108
     options = parser.parse_args(argv)
     folder = Path(__file__).resolve().parents[3] / DATA
     paths = options.traces or [folder / name for name in TRACES]
     result: dict[str, Any] = {"bench": "slo", "load": [round(os.getloadavg()[0], 2)]}
-    traces = {}
+    traces, real = {}, {}
     for path in paths:
         if not options.traces and not path.is_file():
             print(f"skipped: {path.name} is missing; name a trace in Mooncake's format")
             continue
         try:
-            prompts = prompts_of(path, options.memory_gb * 1e9, options.requests)
+            memory = options.memory_gb * 1e9 if options.memory_gb is not None else None
+            prompts = prompts_of(path, memory, options.requests)
         except (OSError, ValueError) as error:
             print(f"dalsegno: {error}", file=sys.stderr)
             return 2
-        traces[path.name.split(".")[0]] = rates_of(prompts, options)
+        name = path.name.split(".")[0]
+        traces[name] = rates_of(prompts, options)
+        if options.real:
+            real[name] = served_really(prompts[-options.real :], options)
     far = lustre(options)
-    show(traces, far)
-    result |= {"traces": traces, "far_directory": far, "share": options.share}
+    show(traces, real, far)
+    result |= {"traces": traces, "real": real, "far_directory": far, "share": options.share}
     result["load"].append(round(os.getloadavg()[0], 2))
     print(json.dumps(result))
     return 0

@@ -30,7 +30,7 @@ pub use read::{
 };
 pub use stats::{CompressionStats, TransferStats, TransferStatsView};
 pub use transfer::{
-    DeviceIo, IoBounds, OWN_LIMIT, Piece, PinnedFile, PlanRules, RecordWrite, SourceIo,
-    check_reads, into_slices, offline_io, payload_pieces, pieces_of, read_at, read_first_sector,
-    start_sync, sync, write_all, write_at, write_one, write_unwatched,
+    DeviceIo, IoBounds, Piece, PinnedFile, PlanRules, RecordWrite, SourceIo, check_reads,
+    into_slices, offline_io, payload_pieces, pieces_of, read_at, read_first_sector, start_sync,
+    sync, write_all, write_at, write_one, write_unwatched,
 };

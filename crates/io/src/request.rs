@@ -62,13 +62,15 @@ pub struct Purpose {
     pub due: Option<DueTimes>,
     /// Whether it may be refused while the device is suspended. Work that must not be left half-way may not.
     pub is_refusable: bool,
+    /// Whether a write is durable when it ends, and not with the next sync.
+    pub is_durable: bool,
 }
 
 impl Purpose {
-    /// Of a class, as soon as possible, and not refusable.
+    /// Of a class, as soon as possible, not refusable, and durable with the next sync.
     #[must_use]
     pub fn of(class: Class) -> Self {
-        Self { class, due: None, is_refusable: false }
+        Self { class, due: None, is_refusable: false, is_durable: false }
     }
 }
 

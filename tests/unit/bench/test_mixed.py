@@ -48,6 +48,29 @@ def test_saves_are_pending_until_the_part_ends(*, loses: bool) -> None:
     assert (landed.lost > 0) is loses
 
 
+def test_saves_of_the_bound_follow_each_other() -> None:
+    class Counting(Instant):
+        """Counts the saves that are pending."""
+
+        pending = most = 0
+
+        def save(self, number: int) -> Callable[[], bool]:
+            del number
+            self.pending += 1
+            self.most = max(self.most, self.pending)
+
+            def wait() -> bool:
+                self.pending -= 1
+                return True
+
+            return wait
+
+    contender = Counting()
+    assert mixed.one_at_a_time(contender, 0.05) > 0
+    assert contender.most == 1
+    assert "prefill" not in contender.said
+
+
 def test_a_part_is_measured_beside_itself_without_saves() -> None:
     contender, one = Instant(), mixed.Measured()
     mixed.run_part("prefill", contender, mixed.Compute(), 0.1, one)

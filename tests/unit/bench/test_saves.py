@@ -16,7 +16,7 @@ def served(**first_token_s: float) -> dict[str, Any]:
     """Returns what each order leads to."""
     usual = dict.fromkeys(saves.ORDERS, 1.0) | first_token_s
     return {
-        order: {"first_token_s": seconds, "saved_bytes": 0, "all_saved_s": seconds}
+        order: {"first_token_s": seconds, "saved_bytes": 8, "all_saved_s": seconds}
         for order, seconds in usual.items()
     }
 
@@ -33,6 +33,23 @@ def test_ours_must_not_be_later_than_any_other_order() -> None:
     long = dict.fromkeys(saves.ORDERS, 10.0)
     assert saves.checked({"a": served(), "b": served(**long | {"ours": 11.4})})["holds"]
     assert not saves.checked({"a": served(), "b": served(**long | {"ours": 11.6})})["holds"]
+
+
+def test_a_table_that_serves_better_shows() -> None:
+    check = saves.checked({"a": served(), "b": served(table=0.8, stale_table=2.0)})
+    # Tables are sources of slack for the same schedule, and no other orders.
+    assert check["holds"]
+    assert check["sources"] == {
+        "table": {"first_token": [1.0, 1.25], "saved": 1.0},
+        "stale_table": {"first_token": [0.5, 1.0], "saved": 1.0},
+    }
+
+
+def test_the_sources_of_slack_predict_about_what_steps_take() -> None:
+    for cell in saves.cells_of(H200):
+        assert cell["model"] == pytest.approx(1, abs=0.15)
+        assert 0.3 < cell["table"] < 3
+        assert cell["stale_table"] == pytest.approx(cell["table"] / saves.FASTER)
 
 
 def test_the_cells_have_all_sources_lengths_and_hit_rates() -> None:

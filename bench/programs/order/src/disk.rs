@@ -103,6 +103,8 @@ impl Disk {
 /// The engine: which layers have come, and how far it has computed.
 struct Engine {
     cell: Cell,
+    /// What it says of its times, as a part of what they are.
+    predicted: f64,
     /// Bytes by layer that are still to come.
     missing: Vec<u64>,
     computed: u32,
@@ -112,13 +114,18 @@ struct Engine {
 }
 
 impl Engine {
+    /// Says that it computes for so long.
+    fn say(&self, seconds: f64, disk: &mut Disk) {
+        disk.queue.say_prefill(Duration::from_secs_f64(self.predicted * seconds), disk.at());
+    }
+
     /// Begins what can compute, and ends what has.
     fn advance(&mut self, disk: &mut Disk) {
         if self.ends.is_some_and(|end| end <= disk.now) {
             self.ends = None;
             self.computed += 1;
             if self.computed == self.cell.layers {
-                disk.queue.say_prefill(Duration::from_secs_f64(self.cell.later_s), disk.at());
+                self.say(self.cell.later_s, disk);
                 self.ends = Some(disk.now + self.cell.later_s);
             } else if self.computed > self.cell.layers {
                 self.first_token = Some(disk.now);
@@ -146,14 +153,18 @@ pub fn serve(cell: &Cell, order: Order) -> Served {
     let mut id = || ids.next().expect("endless");
     let save_bytes = if order == Order::Alone { 0 } else { cell.save_bytes };
     let step_s = f64::from(cell.layers) * cell.layer_s;
+    let missing = vec![cell.layer_bytes; cell.layers as usize];
+    let predicted = order.predicted(cell);
+    let mut engine =
+        Engine { cell: *cell, predicted, missing, computed: 0, ends: None, first_token: None };
     // Some saves are in flight when the request comes.
     for _ in 0..save_bytes / PIECE {
         disk.submit(0, ask(id(), Class::Save, PIECE, None));
     }
     disk.start();
-    disk.queue.say_prefill(Duration::from_secs_f64(step_s), Nanos(0));
+    engine.say(step_s, &mut disk);
     for layer in 0..cell.layers {
-        let due = Nanos(nanos(f64::from(layer) * cell.layer_s));
+        let due = Nanos(nanos(f64::from(layer) * predicted * cell.layer_s));
         let mut left = cell.layer_bytes;
         while left > 0 {
             let bytes = left.min(PIECE);
@@ -161,8 +172,6 @@ pub fn serve(cell: &Cell, order: Order) -> Served {
             left -= bytes;
         }
     }
-    let missing = vec![cell.layer_bytes; cell.layers as usize];
-    let mut engine = Engine { cell: *cell, missing, computed: 0, ends: None, first_token: None };
     let (mut first, mut saved, mut said_s) = (0.0, 0, 0.0);
     loop {
         engine.advance(&mut disk);
@@ -176,7 +185,7 @@ pub fn serve(cell: &Cell, order: Order) -> Served {
             // As engines do at each step, and while they wait.
             said_s = disk.now;
             let left = if engine.computed < cell.layers { step_s } else { cell.later_s };
-            disk.queue.say_prefill(Duration::from_secs_f64(left), disk.at());
+            engine.say(left, &mut disk);
         }
         let wake = disk.start();
         let says = if engine.computed <= cell.layers { said_s + 1.0 } else { f64::INFINITY };

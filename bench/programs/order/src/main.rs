@@ -1,8 +1,10 @@
 //! One request that reads layers while an engine computes, and saves that are pending: in which order a disk serves them.
 //!
 //! Reads cells as JSON from standard input, and prints for each cell and order when the first token comes, and how many
-//! bytes were saved until then. The order `ours` is the schedule of the product; `silent` is the same without an engine
-//! that says what it does. A second mode measures what one request costs the schedule.
+//! bytes were saved until then. The order `ours` is the schedule of the product, to which the engine says what its model
+//! predicts; `table` and `stale_table` are the same with predictions of a table that was measured before, on this GPU and
+//! on a faster one; `silent` is the same without an engine that says what it does. A second mode measures what one request
+//! costs the schedule.
 
 mod cost;
 mod disk;
@@ -33,6 +35,12 @@ pub struct Cell {
     pub write_bytes_per_s: f64,
     /// What reads and writes reach of these beside each other.
     pub beside: f64,
+    /// What the model predicts of the times of layers and steps, as a part of what they are.
+    pub model: f64,
+    /// The same of a table that was measured before, on this GPU.
+    pub table: f64,
+    /// The same of one that was measured on a faster GPU.
+    pub stale_table: f64,
 }
 
 /// What became of a cell.

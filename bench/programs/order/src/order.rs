@@ -9,6 +9,8 @@ use dalsegno_policy::schedule::{
 };
 use serde::Serialize;
 
+use crate::Cell;
+
 /// Bytes in flight of the orders that have no schedule.
 const WINDOW: u64 = 8 << 20;
 
@@ -24,13 +26,33 @@ pub enum Order {
     ReadsFirst,
     /// The schedule, without an engine that says what it does.
     Silent,
-    /// The schedule.
+    /// The schedule; an offline table predicts how long a step takes.
+    Table,
+    /// The same, with a table that does not fit the GPU.
+    StaleTable,
+    /// The schedule; the engine's model predicts how long a step takes.
     Ours,
 }
 
 impl Order {
-    pub const ALL: [Self; 5] =
-        [Self::Alone, Self::Fifo, Self::ReadsFirst, Self::Silent, Self::Ours];
+    pub const ALL: [Self; 7] = [
+        Self::Alone,
+        Self::Fifo,
+        Self::ReadsFirst,
+        Self::Silent,
+        Self::Table,
+        Self::StaleTable,
+        Self::Ours,
+    ];
+
+    /// What the engine says of the time that it computes, as a part of what it is.
+    pub fn predicted(self, cell: &Cell) -> f64 {
+        match self {
+            Self::Table => cell.table,
+            Self::StaleTable => cell.stale_table,
+            _ => cell.model,
+        }
+    }
 }
 
 /// What starts next.
@@ -51,7 +73,7 @@ impl Queue {
                 writes: VecDeque::new(),
                 in_flight: [0; 2],
             },
-            Order::Alone | Order::Silent | Order::Ours => {
+            Order::Alone | Order::Silent | Order::Table | Order::StaleTable | Order::Ours => {
                 // Calls ask for a few requests at a time; here one asks for all.
                 let (most_waiting, most_bytes) = (usize::MAX, u64::MAX);
                 let rules = ScheduleRules { most_waiting, most_bytes, ..ScheduleRules::default() };

@@ -13,7 +13,7 @@ use super::plan::{DirectUse, PlanRules};
 use crate::stats::TransferStats;
 
 /// Operations that no caller started fail after this long, so that no caller waits forever for a device that hangs.
-pub const OWN_LIMIT: Duration = Duration::from_secs(60);
+const OWN_LIMIT: Duration = Duration::from_secs(60);
 
 /// How much one call may have in flight.
 #[derive(Clone, Copy, Debug)]

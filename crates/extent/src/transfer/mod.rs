@@ -7,7 +7,7 @@ mod record_write;
 mod single;
 mod slices;
 
-pub use device_io::{DeviceIo, IoBounds, OWN_LIMIT, PinnedFile, SourceIo, offline_io};
+pub use device_io::{DeviceIo, IoBounds, PinnedFile, SourceIo, offline_io};
 pub(crate) use plan::{Chunk, WantedUnit, cut, finish};
 pub use plan::{Piece, PlanRules};
 pub(crate) use pump::{LOOK, Pump};

@@ -38,9 +38,7 @@ pub fn write_at(
 
 /// Makes completed writes of a file durable. The caller decides what a failure means.
 pub fn sync(io: &SourceIo, file: FileId) -> Result<(), IoError> {
-    // Callers wait for it, whatever it is for.
-    let call = Call { purpose: Purpose::of(Class::Need), ..io.own_call() };
-    run(io, &call, |pump| pump.request(Operation::Sync, file, 0, Vec::new())).map(drop)
+    run(io, &io.own_call(), |pump| pump.request(Operation::Sync, file, 0, Vec::new())).map(drop)
 }
 
 /// Reads the first sector of a file.

@@ -288,6 +288,26 @@ mod tests {
     }
 
     #[test]
+    fn no_sync_succeeds_after_a_durable_write_failed() {
+        let queue = Queue::new(16, 16);
+        let kinds = [Operation::Write, Operation::Sync];
+        let run = |is_durable: bool, errno: i32| {
+            let (mut requests, answers) = batch_of(kinds);
+            requests[0].0.purpose.is_durable = is_durable;
+            let _ = queue.push(requests);
+            let failure = std::io::Error::from_raw_os_error(errno);
+            queue.wait().unwrap().finish(Err(IoError::os("write", "test", failure)));
+            queue.wait().unwrap().finish(Ok(()));
+            answers.iter().take(2).last().unwrap().result
+        };
+        // These mean nothing but the write itself.
+        assert!(run(false, libc::EIO).is_ok());
+        assert!(run(true, libc::ENOSPC).is_ok());
+        assert!(matches!(run(true, libc::EIO), Err(IoError::Os { operation: "sync", .. })));
+        assert!(run(false, libc::ENOSPC).is_err(), "it stays so");
+    }
+
+    #[test]
     fn an_engine_with_one_place_serves_both_directions() {
         let queue = Queue::new(16, 1);
         let kinds = [Operation::Write, Operation::Read];

@@ -1,11 +1,12 @@
 //! An accepted request, with its file and its position in the order of submission.
 //!
 //! 1. A [`QueuedRequest`] completes its request exactly once, even when a panic drops it.
-//! 2. A direction's counts decrease before the completion is sent, so that its receiver can submit again.
+//! 2. After a write failed that should have been durable, every sync fails.
+//! 3. A direction's counts decrease before the completion is sent, so that its receiver can submit again.
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use dalsegno_core::Clock;
 
@@ -27,6 +28,9 @@ pub(super) struct DirectionCounts {
     accepted: AtomicUsize,
     /// Those that an engine has started, a part of the accepted ones.
     begun: AtomicUsize,
+    /// Whether a write failed that should have been durable. Earlier bytes may be lost, too: the kernel reports that
+    /// once, and not to a later sync.
+    has_lost: AtomicBool,
 }
 
 impl DirectionCounts {
@@ -121,8 +125,20 @@ impl QueuedRequest {
         IoError::panicked(self.request().operation.name(), &self.file.name)
     }
 
-    /// Completes the request and returns its memory.
-    pub(super) fn finish(mut self, result: Result<(), IoError>) {
+    /// Completes the request and returns its memory. After a durable write has failed, no sync succeeds.
+    pub(super) fn finish(mut self, mut result: Result<(), IoError>) {
+        let Request { operation, purpose, .. } = self.request();
+        let has_lost = &self.unanswered.has_lost;
+        match &result {
+            Err(error @ IoError::Os { .. }) if purpose.is_durable && !error.is_no_space() => {
+                has_lost.store(true, Ordering::Relaxed);
+            }
+            Ok(()) if *operation == Operation::Sync && has_lost.load(Ordering::Relaxed) => {
+                let what = "a write before it was not durable";
+                result = Err(self.os_error(io::Error::other(what)));
+            }
+            _ => {}
+        }
         if let Some(request) = self.take() {
             request.complete(result);
         }

@@ -7,7 +7,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::BorrowedFd;
 
 use dalsegno_core::SECTOR_BYTES;
-use rustix::io::Errno;
+use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::Request;
 
@@ -42,7 +42,7 @@ pub(crate) fn read(request: &mut Request, file: BorrowedFd<'_>) -> Result<u64, E
 
 /// Writes the memory of a request to an open file. Returns the bytes moved.
 pub(super) fn write(request: &Request, file: BorrowedFd<'_>) -> Result<u64, Errno> {
-    let offset = request.offset;
+    let (offset, mut is_durable) = (request.offset, request.purpose.is_durable);
     let mut slices: Vec<IoSlice<'_>> =
         request.memory.iter().map(|memory| IoSlice::new(memory.as_slice())).collect();
     let mut left = slices.as_mut_slice();
@@ -51,7 +51,15 @@ pub(super) fn write(request: &Request, file: BorrowedFd<'_>) -> Result<u64, Errn
         if left.is_empty() {
             return Ok(0);
         }
-        retried(|| rustix::io::pwritev(file, left, offset + done.total))
+        let offset = offset + done.total;
+        if is_durable {
+            match retried(|| rustix::io::pwritev2(file, left, offset, ReadWriteFlags::DSYNC)) {
+                // This system does not know how: the next sync makes it durable.
+                Err(Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS) => is_durable = false,
+                moved => return moved,
+            }
+        }
+        retried(|| rustix::io::pwritev(file, left, offset))
     })
 }
 

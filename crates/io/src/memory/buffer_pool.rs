@@ -154,9 +154,12 @@ impl BufferPool {
     fn take_from(&self, free: &mut FreeBuffers, len: usize) -> Option<Memory> {
         assert!(len <= self.arena.large_bytes, "{len} bytes asked of a pool of {}", self.largest());
         let small = len <= SMALL_BYTES && free.small.len() > self.left.0;
-        let has_large = free.large.len() > self.left.1;
-        let offset =
-            if small { free.small.pop() } else { has_large.then(|| free.large.pop()).flatten() }?;
+        let (free, left) =
+            if small { (&mut free.small, self.left.0) } else { (&mut free.large, self.left.1) };
+        if free.len() <= left {
+            return None;
+        }
+        let offset = free.pop()?;
         let owner: Arc<dyn Any + Send + Sync> =
             Arc::new(BufferLease { arena: Arc::clone(&self.arena), offset, small });
         // SAFETY: the buffer was in the free list, so nobody else holds it. It returns there only when the lease, which

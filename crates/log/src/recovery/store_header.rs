@@ -140,7 +140,7 @@ pub(super) fn create_sector_file(
     sector: &[u8; SECTOR],
 ) -> Result<(), LogError> {
     let opened = io.device.open(name, OpenMode::Create { bytes: SECTOR as u64 })?;
-    let result = write_at(io, opened.file, 0, sector, &Call::of(Class::Save))
+    let result = write_at(io, opened.file, 0, sector, &Call::of(Class::Need))
         .and_then(|()| syncer.sync_file(opened.file))
         .and_then(|()| syncer.sync_names());
     io.device.close(opened.file);

@@ -8,8 +8,8 @@ use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{Class, Stopped};
-use dalsegno_extent::{DeviceIo, OWN_LIMIT, start_sync, sync};
+use dalsegno_core::Stopped;
+use dalsegno_extent::{DeviceIo, start_sync, sync};
 use dalsegno_io::{Call, FileId, IoError};
 
 use super::gate::{StartedSync, SyncGate, SyncWaiter, Unsynced};
@@ -96,8 +96,7 @@ impl SyncWaiter for WaitingCall<'_> {
     fn start(&self) -> StartedSync {
         let io = &self.syncer.io;
         LogStats::count(&self.syncer.stats.syncs);
-        let limit = Call::of(Class::Need).at_most(OWN_LIMIT, io.clock.as_ref());
-        StartedSync { completion: start_sync(io, self.file), limit }
+        StartedSync { completion: start_sync(io, self.file), limit: io.own_call().deadline }
     }
 
     fn finish(&self, sync: &StartedSync) -> Result<Result<(), IoError>, Stopped> {

@@ -90,6 +90,11 @@ impl Flights {
         self.window(direction).bytes_per_s().unwrap_or(UNKNOWN_RATE)
     }
 
+    /// The rate of a direction is measured again: its requests are of another kind from now on.
+    pub(super) fn forget_rate(&mut self, direction: Direction) {
+        self.windows[direction as usize].forget_rate();
+    }
+
     /// A request starts.
     pub(super) fn begin(&mut self, ask: &Ask, is_aged: bool, now: Nanos) {
         let Ask { id, direction, bytes, .. } = *ask;

@@ -9,7 +9,7 @@
 //!
 //! | phase of the most urgent engine | saves and upkeep start |
 //! |---|---|
-//! | prefill | if they take no longer than the slack, all due times of waiting reads included |
+//! | prefill | if they end within the slack, and delay no waiting read beyond its due time |
 //! | decode | at the pace that steps allow |
 //! | idle, or no engine says | saves always, upkeep if no need waits |
 //!
@@ -22,7 +22,9 @@
 //!    is worth least.
 //! 4. In prefill without slack no save and no upkeep starts before its class has used up its patience.
 //! 5. If nothing is in flight, no engine says what it does, and something waits, something starts.
-//! 6. A request in flight that the device does not answer for [`ScheduleRules::stall`] keeps no other one back.
+//! 6. As long as engines say what they do, writes are durable when they end: a device keeps nothing in a cache of its
+//!    own that a sync would have to write while reads wait.
+//! 7. A request in flight that the device does not answer for [`ScheduleRules::stall`] keeps no other one back.
 
 mod ask;
 mod flights;
@@ -181,6 +183,10 @@ impl Schedule {
 
     /// An engine says what it does from now on.
     pub fn set_phase(&mut self, engine: EngineId, phase: Phase, now: Nanos) {
+        if !self.wants_durable_writes(now) {
+            // From now on writes cost what they cost, and not what a cache takes.
+            self.flights.forget_rate(Direction::Write);
+        }
         self.phases.set(engine, phase, now);
     }
 
@@ -215,6 +221,13 @@ impl Schedule {
     /// A request that was started has ended, with success or without.
     pub fn done(&mut self, id: u64, is_done: bool, now: Nanos) {
         self.flights.end(id, is_done, now);
+    }
+
+    /// Whether writes that start now are to be durable when they end. Otherwise the next sync of any file would wait
+    /// for all that the device keeps in its own cache, and reads would wait for the sync. Only engines mind.
+    #[must_use]
+    pub fn wants_durable_writes(&self, now: Nanos) -> bool {
+        self.phases.now(now).is_some()
     }
 
     /// Requests and bytes of a class that wait.
@@ -354,8 +367,10 @@ impl Schedule {
     fn turn(&mut self, ask: &Ask, now: Nanos) -> Turn {
         match self.phases.now(now) {
             Some(Phase::Prefill { slack }) => {
-                let taken = self.seconds_beside(ask) + self.rules.guard.as_secs_f64();
-                if taken > self.slack_s(slack, now) { Turn::Later } else { Turn::Now }
+                let (taken, guard) = (self.seconds_beside(ask), self.rules.guard.as_secs_f64());
+                let delay = taken * (1.0 - self.flights.interference()).max(0.05);
+                let fits = taken + guard <= slack.as_secs_f64();
+                if fits && delay + guard <= self.laxity_s(now) { Turn::Now } else { Turn::Later }
             }
             Some(Phase::Decode) => {
                 self.pace.set_most(whole(self.flights.rate(Direction::Write)));
@@ -369,19 +384,17 @@ impl Schedule {
         }
     }
 
-    /// By how many seconds a request and what is in flight beside it delay reads, at most.
+    /// The seconds of a request and of what is written beside it.
     fn seconds_beside(&self, ask: &Ask) -> f64 {
-        let bytes = ask.bytes + self.flights.bytes(Direction::Write);
-        real(bytes) / self.flights.rate(ask.direction)
-            * (1.0 - self.flights.interference()).max(0.05)
+        let written = real(self.flights.bytes(Direction::Write));
+        real(ask.bytes) / self.flights.rate(ask.direction)
+            + written / self.flights.rate(Direction::Write)
     }
 
-    /// How many seconds all reads that engines wait for may be delayed: what the engine says, or less if one that waits
-    /// is due earlier.
-    fn slack_s(&self, slack: Duration, now: Nanos) -> f64 {
-        let (rate, in_flight) =
-            (self.flights.rate(Direction::Read), self.in_flight(Direction::Read));
-        self.queues.laxity_s(rate, in_flight, now).min(slack.as_secs_f64())
+    /// By how many seconds the reads that wait may be delayed before the first of them is late.
+    fn laxity_s(&self, now: Nanos) -> f64 {
+        let in_flight = self.in_flight(Direction::Read);
+        self.queues.laxity_s(self.flights.rate(Direction::Read), in_flight, now)
     }
 
     /// Nothing starts now: until when. A request that the phase holds back may start when that ends.

@@ -147,6 +147,12 @@ impl FlightWindow {
         self.rates.iter().copied().reduce(f64::max)
     }
 
+    /// Measures the rate again.
+    pub(super) fn forget_rate(&mut self) {
+        self.rates.clear();
+        self.next = 0;
+    }
+
     /// Bytes in flight that keep the device busy, as far as is known now.
     pub(super) fn limit(&self) -> u64 {
         self.climb.limit

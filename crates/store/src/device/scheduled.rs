@@ -149,7 +149,10 @@ impl<G: Guarded> Order<G> {
         let mut state = self.state.lock();
         let arrived = match admission {
             Admission::Regular => state.requests.arrive(request, now),
-            Admission::Trial => Arrived::Starts(state.requests.begin(&request, now), request),
+            Admission::Trial => {
+                let (turn, request) = state.requests.begin(request, now);
+                Arrived::Starts(turn, request)
+            }
         };
         match arrived {
             Arrived::Starts(turn, mut request) => {
@@ -315,7 +318,11 @@ impl<G: Guarded> Source for Scheduled<G> {
 
     fn submit_on(&self, ring: &mut CallRing, request: Request) {
         let Some((request, admission)) = self.order.device.admit(request) else { return };
-        if let Some(start) = self.order.arrive(request, admission) {
+        let Some(start) = self.order.arrive(request, admission) else { return };
+        if start.purpose.is_durable {
+            // A call's ring never waits in the kernel, and the file system may do so then.
+            self.order.device.source().submit(vec![start]);
+        } else {
             self.order.device.source().submit_on(ring, start);
         }
     }

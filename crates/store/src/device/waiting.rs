@@ -70,7 +70,7 @@ impl WaitingRequests {
     pub(super) fn arrive(&mut self, request: Request, now: Nanos) -> Arrived {
         let ask = self.ask(&request);
         match self.schedule.arrive(ask, now) {
-            Arrival::Go => Arrived::Starts(Turn(ask.id), request),
+            Arrival::Go => Arrived::Starts(Turn(ask.id), self.starts(request, now)),
             Arrival::Waits => {
                 self.ends.extend(end_of(ask.id, &request));
                 self.waiting.insert(ask.id, request);
@@ -80,16 +80,23 @@ impl WaitingRequests {
             Arrival::Refused => {
                 // Work that must not be left half-way is bounded by its threads.
                 self.schedule.begin(ask, now);
-                Arrived::Starts(Turn(ask.id), request)
+                Arrived::Starts(Turn(ask.id), self.starts(request, now))
             }
         }
     }
 
+    /// A request that starts now.
+    fn starts(&self, mut request: Request, now: Nanos) -> Request {
+        request.purpose.is_durable |=
+            request.operation == Operation::Write && self.schedule.wants_durable_writes(now);
+        request
+    }
+
     /// A request starts that asks for no turn.
-    pub(super) fn begin(&mut self, request: &Request, now: Nanos) -> Turn {
-        let ask = self.ask(request);
+    pub(super) fn begin(&mut self, request: Request, now: Nanos) -> (Turn, Request) {
+        let ask = self.ask(&request);
         self.schedule.begin(ask, now);
-        Turn(ask.id)
+        (Turn(ask.id), self.starts(request, now))
     }
 
     /// Takes the requests whose turn it is, and says when the next one may have its turn.
@@ -98,7 +105,7 @@ impl WaitingRequests {
             match self.schedule.next(now) {
                 Next::Go(id) => {
                     let request = self.remove(id);
-                    taken.extend(request.map(|request| (Turn(id), request)));
+                    taken.extend(request.map(|request| (Turn(id), self.starts(request, now))));
                 }
                 Next::WaitUntil(at) => return Some(at),
                 Next::Wait => return None,

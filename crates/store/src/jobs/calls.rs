@@ -5,7 +5,7 @@ use dalsegno_io::{Call, IoError, JobLane, JobPlace};
 use dalsegno_log::LogError;
 
 /// How a job ended.
-pub(crate) type Answer = Result<(), LogError>;
+pub(crate) type Answer<T = ()> = Result<T, LogError>;
 
 /// Runs `work` in a lane and waits for its answer within the terms of `call`.
 ///
@@ -13,12 +13,12 @@ pub(crate) type Answer = Result<(), LogError>;
 ///
 /// The error of the work. [`Stopped::Deadline`] or [`Stopped::Cancelled`] if the call is over first: then the work
 /// goes on, unless it found no place in the queue and is dropped.
-pub(crate) fn run_blocking(
+pub(crate) fn run_blocking<T: Send + 'static>(
     lane: &JobLane,
     call: &Call,
     clock: &dyn Clock,
-    work: impl FnOnce() -> Answer + Send + 'static,
-) -> Answer {
+    work: impl FnOnce() -> Answer<T> + Send + 'static,
+) -> Answer<T> {
     let answer = keep_place(lane, call, clock)?.ask(work);
     call.receive(&answer, clock)?
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use dalsegno_extent::{BlockRead, BlockTarget, Cause};
 use dalsegno_io::Memory;
 
-use crate::read::outcome::Outcome;
+use crate::read::outcome::{GetReport, Outcome};
 use crate::state::arena::{PlacedBlock, ReservedPlace};
 
 /// One block of a get.
@@ -231,4 +231,9 @@ impl GetBlock {
             _ => panic!("only a block that is wanted is served or read"),
         }
     }
+}
+
+/// How all of them ended.
+pub(super) fn report_of(blocks: &[GetBlock]) -> GetReport {
+    GetReport { outcomes: blocks.iter().map(GetBlock::outcome).collect() }
 }

@@ -12,7 +12,7 @@ use dalsegno_extent::Cause;
 use dalsegno_index::Scope;
 
 use crate::lookup::lookups::lookup_limit;
-use crate::read::blocks::GetBlock;
+use crate::read::blocks::{GetBlock, report_of};
 use crate::read::get;
 use crate::read::get_call::GetCall;
 use crate::read::loader::Loader;
@@ -143,7 +143,7 @@ fn find(
     let call = terms.call(loader.tiers.clock.as_ref());
     let wanted = GetCall::new(&loader.tiers, namespace, hashes, &call, None);
     let blocks = get::run(&wanted, hashes.iter().map(|_| GetBlock::to_lease()), scope);
-    let report = GetReport { outcomes: blocks.iter().map(GetBlock::outcome).collect() };
+    let report = report_of(&blocks);
     count(&loader.counters, &report, layout.block_bytes());
     (report, blocks)
 }

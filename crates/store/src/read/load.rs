@@ -1,4 +1,4 @@
-//! Loads: gets in the background that deliver layers while they run.
+//! Gets into memory of the caller, and loads: gets in the background that deliver layers while they run.
 //!
 //! 1. Blocks on their way to pages of an engine are in places of DRAM. A load takes its places as a lease does, and at
 //!    most half of what leases may hold: if its blocks would take more, it has several rounds, and no layer is ready
@@ -14,7 +14,7 @@ use dalsegno_io::{Call, Copier, DueTimes, Memory, PagedBlocks, Purpose};
 
 use crate::load::progress::LoadEnd;
 use crate::load::target::PageTarget;
-use crate::read::blocks::GetBlock;
+use crate::read::blocks::{GetBlock, report_of};
 use crate::read::delivery::Delivery;
 use crate::read::get;
 use crate::read::get_call::GetCall;
@@ -53,7 +53,8 @@ impl LoadWork {
         let call = self.call(loader, terms);
         let delivery = Delivery::in_place(self.end.progress());
         let get = GetCall::new(&loader.tiers, &namespace, &self.chain, &call, Some(delivery));
-        let report = run(&get, out.into_iter().map(GetBlock::to_copy));
+        let wanted = out.into_iter().map(GetBlock::to_copy);
+        let report = report_of(&get::run(&get, wanted, Scope::Prefix));
         count(&loader.counters, &report, namespace.layout().block_bytes());
         Ok(report)
     }
@@ -78,7 +79,7 @@ impl LoadWork {
             let delivery = Delivery::to_pages(self.end.progress(), &pages, before.len());
             let get = GetCall::new(&loader.tiers, &namespace, part, &call, Some(delivery));
             let wanted = part.iter().map(|_| GetBlock::to_lease());
-            let report = run(&get.behind(before), wanted);
+            let report = report_of(&get::run(&get.behind(before), wanted, Scope::Prefix));
             rest = Outcome::Absent;
             outcomes.extend(&report.outcomes);
             if report.leading_blocks() < part.len() {
@@ -93,12 +94,6 @@ impl LoadWork {
         count(&loader.counters, &report, namespace.layout().block_bytes());
         Ok(report)
     }
-}
-
-/// Gets blocks, and delivers their slices meanwhile.
-fn run(get: &GetCall<'_>, wanted: impl Iterator<Item = GetBlock>) -> GetReport {
-    let blocks = get::run(get, wanted, Scope::Prefix);
-    GetReport { outcomes: blocks.iter().map(GetBlock::outcome).collect() }
 }
 
 /// Copies the blocks of a lease into pages.
@@ -143,7 +138,7 @@ pub(crate) fn get(
     let call = terms.call(loader.tiers.clock.as_ref());
     let wanted = GetCall::new(&loader.tiers, &namespace, chain, &call, None);
     let blocks = get::run(&wanted, out.into_iter().map(GetBlock::to_copy), scope);
-    let report = GetReport { outcomes: blocks.iter().map(GetBlock::outcome).collect() };
+    let report = report_of(&blocks);
     count(&loader.counters, &report, layout.block_bytes());
     Ok(report)
 }

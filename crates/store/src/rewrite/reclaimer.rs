@@ -13,9 +13,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{Extent, ExtentId, Limits, MIN_SEGMENTS};
+use dalsegno_core::{Clock, Extent, ExtentId, Limits, MIN_SEGMENTS};
 use dalsegno_index::Shortage;
-use dalsegno_log::{LogError, SegmentState, SegmentView};
+use dalsegno_io::Call;
+use dalsegno_log::{LogError, Reservation, SegmentState, SegmentView, SpaceUse};
 use dalsegno_policy::recency::Use;
 use dalsegno_policy::reclaim::{
     ExtentFacts, LiveExtent, Ranks, SegmentFacts, choose_victim, draw, keep,
@@ -70,6 +71,31 @@ impl Reclaimer {
             }
         }
         Ok(())
+    }
+
+    /// Reserves space for `bytes`, unless the call is over; makes it first if there is not enough. Calls that wait for
+    /// space have it one after the other, so that none of them loses it to all others in turn.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::make_space`], and if the call is over.
+    pub(crate) fn reserve(
+        &self,
+        bytes: u64,
+        call: &Call,
+        clock: &dyn Clock,
+    ) -> Result<Reservation, LogError> {
+        for _ in 0..RECLAIM_ATTEMPTS {
+            call.timeout(clock)?;
+            self.make_space(bytes)?;
+            call.timeout(clock)?;
+            match self.stored.log.writer().reserve(bytes, SpaceUse::Ready) {
+                // A call that found space took this one.
+                Err(LogError::Full) => {}
+                reserved => return reserved,
+            }
+        }
+        Err(LogError::Full)
     }
 
     /// Makes sure that an append of `bytes` finds space, without evicting anything.

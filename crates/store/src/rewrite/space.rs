@@ -25,7 +25,7 @@ use crate::blocks::indexed_log::IndexedLog;
 use crate::device::Watched;
 use crate::error::no_thread;
 use crate::jobs::calls::{Answer, run_blocking};
-use crate::rewrite::reclaimer::{RECLAIM_ATTEMPTS, Reclaimer};
+use crate::rewrite::reclaimer::Reclaimer;
 
 /// Jobs that wait in a lane. A caller has at most one, and the index one. Callers that a hanging device made leave stay
 /// in the queue.
@@ -81,11 +81,11 @@ impl SpaceLane {
     /// # Errors
     ///
     /// As [`run_blocking`].
-    pub(crate) fn run_blocking(
+    pub(crate) fn run_blocking<T: Send + 'static>(
         &self,
         call: &Call,
-        work: impl FnOnce(&Reclaimer) -> Answer + Send + 'static,
-    ) -> Answer {
+        work: impl FnOnce(&Reclaimer) -> Answer<T> + Send + 'static,
+    ) -> Answer<T> {
         let reclaimer = Arc::clone(&self.reclaimer);
         run_blocking(&self.lane, call, self.clock.as_ref(), move || work(&reclaimer))
     }
@@ -102,18 +102,19 @@ impl SpaceLane {
     ) -> std::result::Result<Reservation, LogError> {
         self.relieve_index(call);
         let log = &self.reclaimer.stored.log;
-        for _ in 0..RECLAIM_ATTEMPTS {
-            if !log.segments().has_space_now(bytes) {
-                self.run_blocking(call, move |reclaimer| reclaimer.make_space(bytes))?;
-                self.list_new_segments();
-            }
-            // Another call may have taken the space.
+        if log.segments().has_space_now(bytes) {
             match log.writer().reserve(bytes, SpaceUse::Ready) {
+                // Another call has taken the space.
                 Err(LogError::Full) => {}
                 reserved => return reserved,
             }
         }
-        Err(LogError::Full)
+        // If the call ends meanwhile, nothing is reserved for it.
+        let (terms, clock) = (call.clone(), Arc::clone(&self.clock));
+        let reserved = self
+            .run_blocking(call, move |reclaimer| reclaimer.reserve(bytes, &terms, clock.as_ref()));
+        self.list_new_segments();
+        reserved
     }
 
     /// Gives the index space on disk if it found none. A put waits for that only if the index accepts no more entries.

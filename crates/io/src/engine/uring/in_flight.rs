@@ -11,7 +11,7 @@ use io_uring::{opcode, squeue, types};
 
 use super::ring::RegisteredBuffers;
 use crate::engine::queued_request::QueuedRequest;
-use crate::{IoError, Memory, Operation};
+use crate::{IoError, Memory, Operation, Request};
 
 /// How often a request is tried that the kernel interrupts (`EINTR`, `EAGAIN`).
 const MAX_RETRIES: u8 = 16;
@@ -50,6 +50,10 @@ impl InFlight {
             self.retries += 1;
             return Settled::Again(self);
         }
+        let is_unknown = matches!(-result, libc::EOPNOTSUPP | libc::EINVAL | libc::ENOSYS);
+        if is_unknown && self.forget_durability() {
+            return Settled::Again(self);
+        }
         // The kernel is done, so the memory may be returned.
         let queued = self.queued.take().expect("a request completes once");
         let result = match u64::try_from(result) {
@@ -57,6 +61,13 @@ impl InFlight {
             Err(_) => Err(queued.os_error(io::Error::from_raw_os_error(-result))),
         };
         Settled::Ended(queued, result)
+    }
+
+    /// The system does not know writes that are durable when they end: the next sync makes it durable. Returns whether
+    /// it was one.
+    fn forget_durability(&mut self) -> bool {
+        let queued = self.queued.as_mut().expect("a request completes once");
+        std::mem::take(&mut queued.parts().0.purpose.is_durable)
     }
 
     /// Applies the kernel's result on a call's ring. Returns the request and how it ended, or only the request if the
@@ -82,7 +93,7 @@ impl InFlight {
     pub(super) fn entry(&self, arena: Option<&RegisteredBuffers>) -> squeue::Entry {
         let queued = self.queued.as_ref().expect("a request is here until its completion");
         let (request, file) = (queued.request(), types::Fd(queued.file().descriptor.as_raw_fd()));
-        let offset = request.offset;
+        let (offset, flags) = (request.offset, write_flags(request));
         let write = match request.operation {
             Operation::Sync => {
                 let flags = types::FsyncFlags::DATASYNC;
@@ -94,7 +105,7 @@ impl InFlight {
         let [memory] = request.memory.as_slice() else {
             let (list, count) = (self.pieces.as_ptr(), length(self.pieces.len()));
             return if write {
-                opcode::Writev::new(file, list, count).offset(offset).build()
+                opcode::Writev::new(file, list, count).offset(offset).rw_flags(flags).build()
             } else {
                 opcode::Readv::new(file, list, count).offset(offset).build()
             };
@@ -106,9 +117,12 @@ impl InFlight {
             }
             (false, None) => opcode::Read::new(file, start, bytes).offset(offset).build(),
             (true, Some(index)) => {
-                opcode::WriteFixed::new(file, start, bytes, index).offset(offset).build()
+                let entry = opcode::WriteFixed::new(file, start, bytes, index);
+                entry.offset(offset).rw_flags(flags).build()
             }
-            (true, None) => opcode::Write::new(file, start, bytes).offset(offset).build(),
+            (true, None) => {
+                opcode::Write::new(file, start, bytes).offset(offset).rw_flags(flags).build()
+            }
         }
     }
 }
@@ -192,6 +206,11 @@ impl Drop for InFlight {
             queued.abandon();
         }
     }
+}
+
+/// What a write asks of the kernel beyond a plain one.
+fn write_flags(request: &Request) -> i32 {
+    if request.purpose.is_durable { libc::RWF_DSYNC } else { 0 }
 }
 
 /// The scatter list of a request. Adjacent pieces become one entry, because the kernel looks up the pages of each entry

@@ -147,6 +147,25 @@ fn reads_that_an_engine_waits_for_overtake_others() {
 }
 
 #[test]
+fn writes_are_durable_when_they_end_while_engines_say_what_they_do() {
+    let rig = Rig::new(Executor::Threads);
+    rig.submit(0, Class::Save, Operation::Write);
+    rig.say(PREFILL);
+    // It waits, and is marked when it starts.
+    rig.submit(1, Class::Save, Operation::Write);
+    rig.say(Phase::Idle);
+    for (tag, operation) in [(2, Operation::Write), (3, Operation::Read), (4, Operation::Sync)] {
+        rig.submit(tag, Class::Save, operation);
+    }
+    rig.scheduled.end_phases();
+    rig.submit(5, Class::Save, Operation::Write);
+    assert_eq!(rig.started(), [0, 1, 2, 3, 4, 5]);
+    let held = rig.scheduled.order.device.0.requests.lock();
+    let durable = held.iter().filter(|request| request.purpose.is_durable);
+    assert_eq!(durable.map(|request| request.tag).collect::<Vec<_>>(), [1, 2]);
+}
+
+#[test]
 fn what_is_refused_completes_once_and_a_trial_waits_for_nothing() {
     let rig = Rig::new(Executor::Threads);
     for tag in 0..12 {
