@@ -196,8 +196,10 @@ def one_at_a_time(contender: Contender, seconds: float) -> float:
     contender.prepare()
     end = time.perf_counter() + seconds
     with saving(contender, 1) as landed:
-        while time.perf_counter() < end:
+        while time.perf_counter() < end or not landed.count + landed.lost:
             contender.load()
+    if not landed.count:
+        raise SystemExit("mixed: no save succeeded; is the disk full?")
     return landed.bytes_per_s
 
 

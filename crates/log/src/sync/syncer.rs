@@ -96,7 +96,9 @@ impl SyncWaiter for WaitingCall<'_> {
     fn start(&self) -> StartedSync {
         let io = &self.syncer.io;
         LogStats::count(&self.syncer.stats.syncs);
-        StartedSync { completion: start_sync(io, self.file), limit: io.own_call().deadline }
+        // Its time begins when it starts, however long that takes.
+        let limit = io.own_call().deadline;
+        StartedSync { completion: start_sync(io, self.file), limit }
     }
 
     fn finish(&self, sync: &StartedSync) -> Result<Result<(), IoError>, Stopped> {
