@@ -13,7 +13,8 @@ Each part is measured without writes, with writes, and without writes again, so 
 one beside it of the noise. Contenders take turns in rounds; the figures are medians of the rounds.
 Every save is watched: how long it took until it was stored, against the bound that the schedule
 promises: the patience of saves, and four times the time that the disk needs for those before it,
-one at a time and beside reads. That rate is measured in each round, while the engine is idle.
+one at a time and beside reads. That rate is measured in each round, while the engine is idle; the
+bound has the slowest one, as it is for the slowest save.
 """
 
 from __future__ import annotations
@@ -272,21 +273,22 @@ def run(directory: Path, options: argparse.Namespace) -> dict[str, Any]:
         for contender in contenders.values():
             contender.close()
     load.append(round(os.getloadavg()[0], 2))
-    return report(measured, statistics.median(alone), {"cpu_s": cpu_s() - cpu, "load": load})
+    return report(measured, alone, {"cpu_s": cpu_s() - cpu, "load": load})
 
 
 def report(
-    measured: dict[str, dict[str, Measured]], alone: float, facts: dict[str, Any]
+    measured: dict[str, dict[str, Measured]], alone: Sequence[float], facts: dict[str, Any]
 ) -> dict[str, Any]:
     """Prints the table and returns the result.
 
     Args:
         measured: By part and contender.
-        alone: Bytes per second of saves that follow each other.
+        alone: Bytes per second of saves that follow each other, in each round.
         facts: Of the machine.
     """
-    bound_s = PATIENCE_S + AGED_PART * PENDING * SAVE_BLOCKS * BLOCK_BYTES / alone
-    result: dict[str, Any] = {"bench": "mixed", "save_bytes_per_s": round(alone), **facts}
+    bound_s = PATIENCE_S + AGED_PART * PENDING * SAVE_BLOCKS * BLOCK_BYTES / min(alone)
+    result: dict[str, Any] = {"bench": "mixed", **facts}
+    result["save_bytes_per_s"] = [round(min(alone)), round(statistics.median(alone))]
     result["save_bound_s"] = round(bound_s, 2)
     columns = ("ratio", "noise", "p50 ms", "p99 ms", "saved MB/s", "longest s")
     print(f"{'part':10} {'contender':12}" + "".join(f"{name:>12}" for name in columns))
