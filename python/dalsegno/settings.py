@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dalsegno._native import DalsegnoError, InvalidError, parse_bytes
-from dalsegno.paths import far_place, local_path
+from dalsegno.paths import local_path
 
 
 def merged(given: Mapping[str, object]) -> dict[str, object]:
@@ -26,7 +26,7 @@ def merged(given: Mapping[str, object]) -> dict[str, object]:
     for name, value in settings.items():
         _check(name, value)
     if isinstance(far := settings.get("far"), str):
-        settings["far"] = far_place(far)
+        settings["far"] = str(local_path(far, "far"))
     return settings
 
 

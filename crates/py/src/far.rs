@@ -2,23 +2,22 @@
 
 use pyo3::prelude::*;
 
-use crate::arguments::{FarPlace, Number};
+use crate::arguments::{LocalPath, Number};
 use crate::errors::OrRaise;
 use crate::json::to_python;
 use crate::offline::{progress_callback, shown};
 
 /// Returns whether a directory is a far location: it has folders of writers, and no store.
 ///
-/// The URL of an object store always is one. Nothing is read there, and nothing is written.
+/// Nothing is written.
 ///
 /// Args:
-///     path: A directory, where a leading ``~`` is the home directory, or a URL such as
-///         ``s3://bucket/prefix``.
+///     path: A directory; a leading ``~`` is the home directory.
 ///
 /// Raises:
 ///     UnavailableError: The directory cannot be read.
 #[pyfunction]
-pub(crate) fn is_far_location(py: Python<'_>, path: FarPlace) -> PyResult<bool> {
+pub(crate) fn is_far_location(py: Python<'_>, path: LocalPath) -> PyResult<bool> {
     py.detach(move || dalsegno_store::is_far_location(path.as_ref())).or_raise()
 }
 
@@ -43,7 +42,7 @@ pub(crate) fn is_far_location(py: Python<'_>, path: FarPlace) -> PyResult<bool> 
 #[pyo3(signature = (path, extents=None, progress=None))]
 pub(crate) fn far_survey<'py>(
     py: Python<'py>,
-    path: FarPlace,
+    path: LocalPath,
     extents: Option<Number<usize>>,
     progress: Option<Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
@@ -72,7 +71,7 @@ pub(crate) fn far_survey<'py>(
 #[pyo3(signature = (path, progress=None))]
 pub(crate) fn far_verify<'py>(
     py: Python<'py>,
-    path: FarPlace,
+    path: LocalPath,
     progress: Option<Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let progress = progress_callback(progress);
@@ -96,7 +95,7 @@ pub(crate) fn far_verify<'py>(
 #[pyo3(signature = (path, file, offset=None))]
 pub(crate) fn far_inspect<'py>(
     py: Python<'py>,
-    path: FarPlace,
+    path: LocalPath,
     file: &str,
     offset: Option<Number<u64>>,
 ) -> PyResult<Bound<'py, PyAny>> {
@@ -127,7 +126,7 @@ pub(crate) fn far_inspect<'py>(
 #[pyo3(signature = (path, writers, *, remove=false, progress=None))]
 pub(crate) fn far_prune<'py>(
     py: Python<'py>,
-    path: FarPlace,
+    path: LocalPath,
     writers: Vec<String>,
     remove: bool,
     progress: Option<Bound<'py, PyAny>>,
@@ -166,8 +165,8 @@ pub(crate) fn far_prune<'py>(
 #[pyo3(signature = (path, *, other=None, seconds=20.0, progress=None))]
 pub(crate) fn far_doctor<'py>(
     py: Python<'py>,
-    path: FarPlace,
-    other: Option<FarPlace>,
+    path: LocalPath,
+    other: Option<LocalPath>,
     seconds: f64,
     progress: Option<Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {

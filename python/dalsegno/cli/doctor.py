@@ -58,18 +58,18 @@ def doctor(
             return stop.is_set()
 
         again = None if other is None else str(other)
-        return dalsegno.far_doctor(directory, other=again, seconds=seconds, progress=go_on)
+        return dalsegno.far_doctor(str(directory), other=again, seconds=seconds, progress=go_on)
 
     found = with_progress("examining", work, in_bytes=False, stop=stop)
     if as_json:
-        show.as_json({"path": directory, "other": other and str(other), **found})
+        show.as_json({"path": str(directory), "other": other and str(other), **found})
     else:
         _print(directory, other, found)
     if not found["is_safe"]:
         raise typer.Exit(UNSAFE)
 
 
-def _print(directory: str, other: Path | None, found: dict[str, Any]) -> None:
+def _print(directory: Path, other: Path | None, found: dict[str, Any]) -> None:
     show.facts(
         [
             ("far location", directory),

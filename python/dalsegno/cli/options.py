@@ -7,25 +7,16 @@ from typing import Annotated
 
 import typer
 
-from dalsegno.paths import OBJECT_SCHEMES, typed_path
-
-
-def place(text: str) -> str:
-    """Returns a directory, or the URL of an object store, as it was typed."""
-    return text if text.startswith(OBJECT_SCHEMES) else str(typed_path(text))
-
+from dalsegno.paths import typed_path
 
 Directory = Annotated[
-    str,
-    typer.Argument(metavar="DIR", parser=place, help="The store's directory, or a far location."),
-]
-StoreDirectory = Annotated[
-    Path, typer.Argument(metavar="DIR", parser=typed_path, help="The store's directory.")
+    Path,
+    typer.Argument(
+        metavar="DIR", parser=typed_path, help="The store's directory, or a far location."
+    ),
 ]
 FarDirectory = Annotated[
-    str,
-    typer.Argument(
-        metavar="DIR", parser=place, help="What stores share: a directory, s3://, gs:// or az://."
-    ),
+    Path,
+    typer.Argument(metavar="DIR", parser=typed_path, help="Directory that stores share."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print exact numbers as JSON.")]

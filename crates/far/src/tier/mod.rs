@@ -19,7 +19,6 @@ use crossbeam_channel::Sender;
 use dalsegno_core::Deadline;
 use dalsegno_io::{FileId, IoError, Memory, Source, Space};
 
-pub use self::file_names::FileNames;
 pub use self::directory::{DirectoryTier, DirectoryTierOptions};
 pub use self::late_directory::{LocationError, LocationPath};
 pub use self::memory::{MemoryLocation, MemoryTier, StopMode};

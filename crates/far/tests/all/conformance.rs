@@ -173,9 +173,7 @@ fn writers_are_sorted_and_disappear_when_their_empty_folder_is_removed() {
         remove_writer(30).unwrap();
         assert_eq!(call(|ask| pair.near.writers(ask)).unwrap(), all);
         call(|ask| pair.near.remove(writer(30).object(Object::Pack(0)), ask)).unwrap();
-        if pair.keeps_folders {
-            assert_eq!(call(|ask| pair.near.writers(ask)).unwrap(), all);
-        }
+        assert_eq!(call(|ask| pair.near.writers(ask)).unwrap(), all);
         for _ in 0..2 {
             remove_writer(30).unwrap();
             let left = [writer(4), writer(200)];
