@@ -14,8 +14,13 @@ SLICE_BYTES = 1 << 20
 
 @pytest.fixture
 def store(tmp_path: Path) -> dalsegno.Store:
-    """A store without background work."""
-    return dalsegno.open(tmp_path / "kv", capacity="64MiB", merge_rate=0, scrub_rate=0)
+    """A store without background work, and without a sync for each put.
+
+    Closing ends after ten seconds, and a busy disk takes seconds for each sync.
+    """
+    return dalsegno.open(
+        tmp_path / "kv", capacity="64MiB", merge_rate=0, scrub_rate=0, durability="none"
+    )
 
 
 def test_the_most_urgent_engine_counts(store: dalsegno.Store) -> None:
@@ -58,9 +63,7 @@ def test_a_save_waits_no_longer_than_its_patience(store: dalsegno.Store) -> None
     assert store.stats()["schedule"]["save"]["aged"] >= 1
 
 
-def test_closing_writes_what_waits(tmp_path: Path) -> None:
-    # One sync for all: closing ends after ten seconds, and a busy disk takes seconds for each.
-    store = dalsegno.open(tmp_path / "kv", capacity="64MiB", durability="none")
+def test_closing_writes_what_waits(store: dalsegno.Store, tmp_path: Path) -> None:
     namespace = store.namespace({"model": "m"}, layers=1, slice_bytes=SLICE_BYTES)
     store.set_phase(1, "prefill")
     names = [bytes([at]) * 32 for at in range(8)]
