@@ -102,9 +102,12 @@ impl PacksInWork {
         })
     }
 
-    /// Keeps the memory of a pack for a later one.
-    pub(crate) fn keep_memory(&mut self, memory: RecordMemory) {
-        self.spare.push(memory);
+    /// Keeps the memory of a pack for a later one. A connection that was dropped may still have it; then it is freed
+    /// when that ends.
+    pub(crate) fn keep_memory(&mut self, mut memory: RecordMemory) {
+        if memory.is_free() {
+            self.spare.push(memory);
+        }
     }
 
     fn in_flight(&self) -> usize {

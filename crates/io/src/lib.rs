@@ -30,6 +30,7 @@ pub use device::{Device, DirEntry, Geometry, OpenMode, Opened, Source, Space};
 pub use directory::{
     DirectoryLock, DirectoryNames, DirectoryOptions, DirectoryPlace, FolderEntry, LocalDirectory,
     LockError, MountId, SharedDirectory, dangling_link, is_within, mount_below, nearest_with_file,
+    read_file,
 };
 pub use engine::CallRing;
 pub use error::IoError;

@@ -31,6 +31,12 @@ impl RecordMemory {
         self.claim.is_some()
     }
 
+    /// Whether nobody has it, so that it can be used for another purpose.
+    #[must_use]
+    pub fn is_free(&mut self) -> bool {
+        self.claim.as_mut().is_some_and(Claim::is_alone)
+    }
+
     /// All of it, for writing.
     ///
     /// # Panics

@@ -1,5 +1,7 @@
-//! A look at a directory that may be anything. Nothing is written, and nothing stays open.
+//! A look at a directory or a file that may be anything. Nothing is written, and nothing stays open.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 
 use rustix::fs::{CWD, FileType, Mode, OFlags};
@@ -46,5 +48,46 @@ impl DirectoryNames {
         names.folders.sort_unstable();
         names.files.sort_unstable();
         Ok(names)
+    }
+}
+
+/// Reads a whole regular file of at most `limit` bytes that a setting names.
+///
+/// # Errors
+///
+/// [`IoError::Os`] with the path: with `EFBIG` if it is larger, with `EINVAL` if it is no regular file.
+pub fn read_file(path: &Path, limit: u64) -> Result<Vec<u8>, IoError> {
+    let label = || path.display().to_string();
+    // A pipe without a writer is no reason to wait.
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let opened = rustix::fs::openat(CWD, path, flags, Mode::empty());
+    let opened = opened.map_err(|errno| IoError::os("open", label(), errno))?;
+    let stat = rustix::fs::fstat(&opened).map_err(|errno| IoError::os("stat", label(), errno))?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return Err(IoError::os("read", label(), Errno::INVAL));
+    }
+    let mut bytes = Vec::new();
+    let read = File::from(opened).take(limit + 1).read_to_end(&mut bytes);
+    read.map_err(|source| IoError::Os { operation: "read", file: label(), source })?;
+    if bytes.len() as u64 > limit {
+        return Err(IoError::too_large("read", label()));
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "makes a file to look at")]
+    fn a_file_is_read_up_to_its_bound_and_nothing_else_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        File::create(&path).unwrap().set_len(100).unwrap();
+        assert_eq!(read_file(&path, 100).unwrap(), [0; 100]);
+        assert!(read_file(&path, 99).is_err());
+        assert!(read_file(dir.path(), 100).is_err());
+        assert!(read_file(&dir.path().join("none"), 100).unwrap_err().is_not_found());
     }
 }

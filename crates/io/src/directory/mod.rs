@@ -12,7 +12,7 @@ mod shared;
 
 pub use self::local::{DirectoryOptions, LocalDirectory};
 pub use self::lock::{DirectoryLock, LockError};
-pub use self::look::DirectoryNames;
+pub use self::look::{DirectoryNames, read_file};
 pub use self::place::{
     DirectoryPlace, MountId, dangling_link, is_within, mount_below, nearest_with_file,
 };

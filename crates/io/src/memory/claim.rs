@@ -88,7 +88,8 @@ impl Claim {
     }
 
     /// Whether no memory of this claim exists. If so, everything written through it is visible to this thread.
-    fn is_alone(&mut self) -> bool {
+    #[must_use]
+    pub fn is_alone(&mut self) -> bool {
         Arc::get_mut(&mut self.held).is_some()
     }
 }
