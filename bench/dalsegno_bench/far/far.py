@@ -6,7 +6,9 @@ per GB, next to the file tiers of vLLM and LMCache. `stopped`: local hits and pu
 of the far directory are stopped. `fresh`: how long until another host finds a block. `scale`: the
 far index with millions of blocks.
 
-Without --dir the bench starts a GlusterFS of its own, with two bricks and two mounts, as root.
+Without --dir the bench starts a GlusterFS of its own, with two bricks and two mounts, as root. With
+--tier s3 it starts an S3 server of its own, and compares with a plain client: `raw`, `stopped`,
+`fresh`, and `scattered`, blocks that are loaded one by one.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from typing import Any
 
 import dalsegno
 from dalsegno.paths import local_path
-from dalsegno_bench.far import fresh, metadata, scale, stopped
+from dalsegno_bench.far import bucket, fresh, metadata, scale, stopped
 from dalsegno_bench.far.places import NoPlaceError, Place, opened
 from dalsegno_bench.far.transfer import WORKERS, Figures, Transfers
 from dalsegno_bench.index.program import build
@@ -166,6 +168,8 @@ def note(text: str) -> None:
 def run(options: argparse.Namespace, local: Path) -> dict[str, Any]:
     """Runs the parts; returns their figures."""
     dose = QUICK if options.quick else WHOLE
+    if options.tier == "s3":
+        return bucket.run(options, local, dose)
     result: dict[str, Any] = {}
     with opened(options.dir) as place:
         session = Session(place, local, options, dose)
@@ -185,7 +189,13 @@ def main(argv: Sequence[str]) -> int:
         0; 1 if there is nothing to measure on, or a baseline is missing; 2 if a part failed.
     """
     options = _parser().parse_args(argv)
-    options.only = options.only or list(PARTS)
+    parts = bucket.PARTS if options.tier == "s3" else tuple(PARTS)
+    options.only = options.only or list(parts)
+    unknown = [part for part in options.only if part not in parts]
+    if unknown:
+        known = ", ".join(parts)
+        note(f"dalsegno: --tier {options.tier} has no part {unknown[0]}; it has {known}")
+        return 1
     local = Path(tempfile.mkdtemp(prefix="dalsegno-bench-", dir=options.local))
     load = [round(os.getloadavg()[0], 2)]
     try:
@@ -200,7 +210,8 @@ def main(argv: Sequence[str]) -> int:
         shutil.rmtree(local, ignore_errors=True)
     load.append(round(os.getloadavg()[0], 2))
     result = {"bench": "far", **result, "cpus": os.cpu_count(), "load": load}
-    result |= {"file_system": str(options.dir or "private GlusterFS"), "local": str(options.local)}
+    private = "private SeaweedFS" if options.tier == "s3" else "private GlusterFS"
+    result |= {"file_system": str(options.dir or private), "local": str(options.local)}
     for name, value in result.items():
         if not isinstance(value, dict | list):
             print(f"{name:28}{value!s:>14}")
@@ -217,7 +228,11 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--dir", type=local_path, help="a directory of a mounted file system (private GlusterFS)")
     add("--rounds", type=int, default=9, help="rounds of the part raw (%(default)s)")
-    add("--only", action="append", choices=PARTS, metavar="PART", help=f"one of {', '.join(PARTS)}")
+    parts = (*PARTS, "scattered")
+    add(
+        "--tier", choices=("fs", "s3"), default="fs", help="a file system or a bucket (%(default)s)"
+    )
+    add("--only", action="append", choices=parts, metavar="PART", help=f"one of {', '.join(parts)}")
     add("--quick", action="store_true", help="a smoke test: few bytes, short measurements")
     add("--python", action="append", type=local_path, help="an environment with vLLM or LMCache")
     default = Path(tempfile.gettempdir())

@@ -11,7 +11,7 @@ from typing import Any
 
 import dalsegno
 from dalsegno_bench.far.node import BLOCK_BYTES, chains, namespace_of
-from dalsegno_bench.far.places import Place
+from dalsegno_bench.far.places import BucketPlace, Place
 
 __all__ = ["measure", "quantile"]
 
@@ -27,7 +27,7 @@ def quantile(values: list[float], share: float) -> float:
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
-def measure(place: Place, local: Path, keys: int) -> dict[str, Any]:
+def measure(place: Place | BucketPlace, local: Path, keys: int) -> dict[str, Any]:
     """Puts blocks at random moments on A, and asks B for each until it loads it.
 
     Args:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import random
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -46,6 +47,14 @@ def namespace_of(store: dalsegno.Store, layers: int = LAYERS) -> dalsegno.Namesp
     return store.namespace({"bench": "far"}, layers=layers, slice_bytes=slice_bytes)
 
 
+def sent(store: dalsegno.Store) -> dict[str, Any] | None:
+    """Returns what a store has sent to a bucket; None if its far location is a directory."""
+    far = store.stats()["far"]
+    assert far is not None
+    requests = far["requests"]
+    return None if requests is None else dict(requests)
+
+
 def published(store: dalsegno.Store) -> Any:
     """Returns the counters of what a store has published."""
     far = store.stats()["far"]
@@ -72,7 +81,7 @@ def wait_for_packs(store: dalsegno.Store, last: int) -> float:
     return time.thread_time() - cpu
 
 
-def write(options: argparse.Namespace) -> dict[str, float]:
+def write(options: argparse.Namespace) -> dict[str, Any]:
     """Puts blocks into the log of a store, then measures how fast they are published.
 
     With ``far_write="second-put"`` the second put of a block writes nothing to the log and only
@@ -106,19 +115,25 @@ def write(options: argparse.Namespace) -> dict[str, float]:
         looking = wait_for_packs(store, packs)
         seconds, cpu = time.perf_counter() - start, cpu_s() - cpu - looking
         moved = published(store)["bytes"] - before["bytes"]
-    return {"bytes": moved, "s": seconds, "cpu_s": cpu, "blocks": len(parts) * PUT_BLOCKS}
+        requests = sent(store)
+    result = {"bytes": moved, "s": seconds, "cpu_s": cpu, "blocks": len(parts) * PUT_BLOCKS}
+    return {**result, "sent": requests}
 
 
-def read(options: argparse.Namespace) -> dict[str, float]:
-    """Loads all blocks with an empty local directory, in order."""
+def read(options: argparse.Namespace) -> dict[str, Any]:
+    """Loads all blocks with an empty local directory: in order, or one by one in any order."""
     blocks = options.packs * PACK_BYTES // BLOCK_BYTES
     parts = list(chains(options.name, blocks, min(GET_BLOCKS, blocks)))
-    memory = aligned(min(GET_BLOCKS, blocks) * BLOCK_BYTES)
+    if options.scattered:
+        parts = [[one] for chain in parts for one in chain]
+        random.Random(1).shuffle(parts)  # noqa: S311 - an order, no secret
+    memory = aligned(len(parts[0]) * BLOCK_BYTES)
     buffers = [memory[at * BLOCK_BYTES :][:BLOCK_BYTES] for at in range(len(parts[0]))]
     settings = {"far": str(options.far), "far_workers": options.workers}
     with dalsegno.open(options.local, capacity="1GiB", dram=0, **settings) as store:
         namespace = namespace_of(store)
         until("all is found", lambda: all(namespace.probe(one) == len(one) for one in parts))
+        before = sent(store)
         cpu, start = cpu_s(), time.perf_counter()
         for chain in parts:
             assert namespace.get_batch(chain, buffers[: len(chain)]) == len(chain)
@@ -131,6 +146,8 @@ def read(options: argparse.Namespace) -> dict[str, float]:
             "cpu_s": cpu,
             "fetched_bytes": far["fetched_bytes"],
             "requests": far["read_requests"],
+            "sent": sent(store),
+            "sent_before": before,
         }
 
 
@@ -138,11 +155,12 @@ def main(argv: Sequence[str]) -> int:
     """Runs one node."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("mode", choices=("write", "read"))
-    parser.add_argument("--far", type=Path, required=True)
+    parser.add_argument("--far", required=True)
     parser.add_argument("--local", type=Path, required=True)
     parser.add_argument("--name", required=True)
     parser.add_argument("--packs", type=int, required=True)
     parser.add_argument("--workers", type=int, required=True)
+    parser.add_argument("--scattered", action="store_true", help="loads one block at a time")
     options = parser.parse_args(argv)
     print(json.dumps(write(options) if options.mode == "write" else read(options)))
     return 0

@@ -1,9 +1,11 @@
-"""Where the far tier is measured: a private GlusterFS with two mounts, or any mounted directory."""
+"""Where the far tier is measured: a private GlusterFS with two mounts, a directory, a bucket."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
+import subprocess
 import tempfile
 import xml.etree.ElementTree as ET
 from collections import Counter
@@ -11,12 +13,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dalsegno_bench.shared_fs import gluster
+from dalsegno_bench.object_store.servers import Bucket, seaweed_s3
+from dalsegno_bench.shared_fs import gluster, seaweed
 from dalsegno_bench.shared_fs.kinds import missing, started
 from dalsegno_bench.shared_fs.mounts import SharedFs
-from dalsegno_bench.shared_fs.processes import until
+from dalsegno_bench.shared_fs.processes import Server, until
 
-__all__ = ["NoPlaceError", "Place", "opened"]
+__all__ = ["BucketPlace", "NoPlaceError", "Place", "Where", "opened", "opened_bucket"]
+
+# A folder: a path, or a URL in a bucket.
+Where = Path | str
 
 KIND = "gluster_default"
 # Operations that carry bytes of files; all others are about names, locks and attributes.
@@ -51,6 +57,18 @@ class Place:
         """Removes a folder with its files."""
         shutil.rmtree(self.a / name, ignore_errors=True)
 
+    def storage(self) -> tuple[Server, ...]:
+        """Returns the servers that hold the bytes.
+
+        Raises:
+            NoPlaceError: They are not ours.
+        """
+        if self.fs is None:
+            raise NoPlaceError(
+                "only the servers of a private GlusterFS are stopped: leave out --dir"
+            )
+        return self.fs.storage
+
     def start_counting(self) -> None:
         """Has the bricks count operations from now on.
 
@@ -71,6 +89,57 @@ class Place:
         if self.fs is None:
             raise NoPlaceError("operations are counted by the bricks of a private GlusterFS only")
         return self.fs
+
+
+@dataclass(frozen=True)
+class BucketPlace:
+    """A bucket, which both nodes use under the same URL.
+
+    Attributes:
+        bucket: The bucket.
+        program: The plain client, which removes objects, too.
+    """
+
+    bucket: Bucket
+    program: Path
+
+    def folder(self, name: str) -> tuple[str, str]:
+        """Returns the URL of a folder, twice. It exists when it has an object."""
+        url = self.bucket.url(name)
+        return url, url
+
+    def storage(self) -> tuple[Server, ...]:
+        """Returns the programs that serve the bucket."""
+        return self.bucket.servers
+
+    def remove(self, name: str) -> None:
+        """Removes a folder with its objects."""
+        given = {"mode": "remove", "dir": self.bucket.url(name)}
+        given |= dict.fromkeys(("files", "file-bytes", "request-bytes", "workers"), "1")
+        words = [f"--{option}={value}" for option, value in given.items()]
+        subprocess.run([str(self.program), *words], check=True, timeout=300)
+
+
+@contextlib.contextmanager
+def opened_bucket(program: Path) -> Iterator[BucketPlace]:
+    """A private S3 server with a bucket, whose credentials the environment has until it ends.
+
+    Args:
+        program: The plain client.
+
+    Raises:
+        NoPlaceError: SeaweedFS is not there.
+    """
+    if not seaweed.program():
+        raise NoPlaceError("SeaweedFS is missing: make far-packages installs it")
+    before = dict(os.environ)
+    with seaweed_s3() as bucket:
+        os.environ.update(bucket.environment())
+        try:
+            yield BucketPlace(bucket, program)
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from typing import Any
 import dalsegno
 from dalsegno_bench.far.fresh import quantile
 from dalsegno_bench.far.node import BLOCK_BYTES, chains, namespace_of
-from dalsegno_bench.far.places import NoPlaceError, Place
+from dalsegno_bench.far.places import BucketPlace, Place, Where
 from dalsegno_bench.shared_fs.processes import Server, paused, until
 
 __all__ = ["PHASES", "Phase", "measure", "summary"]
@@ -60,7 +60,7 @@ class Side:
         far: Their far directory, if any.
     """
 
-    def __init__(self, folder: Path, far: Path | None) -> None:
+    def __init__(self, folder: Path, far: Where | None) -> None:
         settings = {} if far is None else {"far": str(far), "far_flush_s": 0.5}
         self.stores = {
             tier: dalsegno.open(
@@ -131,14 +131,13 @@ def _state(name: str, servers: tuple[Server, ...]) -> Iterator[None]:
         yield
 
 
-def measure(place: Place, local: Path, rounds: int, seconds: float) -> dict[str, Any]:
+def measure(place: Place | BucketPlace, local: Path, rounds: int, seconds: float) -> dict[str, Any]:
     """Runs the phases in turn; returns latencies and their ratios.
 
     Raises:
         NoPlaceError: The servers are not ours to stop.
     """
-    if place.fs is None:
-        raise NoPlaceError("only the servers of a private GlusterFS are stopped: leave out --dir")
+    storage = place.storage()
     at_a, _ = place.folder("stopped")
     phases: dict[str, list[Phase]] = defaultdict(list)
     with contextlib.ExitStack() as stack:
@@ -150,7 +149,7 @@ def measure(place: Place, local: Path, rounds: int, seconds: float) -> dict[str,
         for _ in range(rounds):
             for name in random.sample(PHASES, len(PHASES)):
                 side, phase = sides["none" if name == "none" else "far"], Phase()
-                with _state(name, place.fs.storage):
+                with _state(name, storage):
                     side.run(phase, seconds)
                 phases[name].append(phase)
                 if name == "stopped":

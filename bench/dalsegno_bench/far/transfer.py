@@ -1,4 +1,4 @@
-"""Bytes through the far tier against raw files of the same size on the same mount.
+"""Bytes through the far tier against raw files of the same size, or a plain client's objects.
 
 A pilot chooses the raw cell: workers and bytes of a request. In each round raw files and packs are
 written under fresh names and read through the other mount, in an order that changes. Ours runs with
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from dalsegno_bench.far.node import PACK_BYTES
-from dalsegno_bench.far.places import Place
+from dalsegno_bench.far.places import BucketPlace, Place, Where
 from dalsegno_bench.machine.speed import Sample
 
 __all__ = ["WORKERS", "Cell", "Figures", "Transfers"]
@@ -88,9 +88,11 @@ class Transfers:
         packs: Files of each write, of 32 MiB.
     """
 
-    def __init__(self, place: Place, local: Path, program: Path, packs: int) -> None:
+    def __init__(self, place: Place | BucketPlace, local: Path, program: Path, packs: int) -> None:
         self._place, self._local, self._program, self._packs = place, local, program, packs
         self._number = 0
+        # What ours sent to a bucket, by direction: one entry for each run.
+        self.requests: dict[str, list[dict[str, Any]]] = defaultdict(list)
 
     def _run(self, command: list[str]) -> tuple[Sample, dict[str, Any]]:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
@@ -100,27 +102,35 @@ class Transfers:
         gigabytes = found["bytes"] / 1e9
         return Sample(gigabytes / found["s"], found["cpu_s"] / gigabytes), found
 
-    def raw(self, mode: str, folder: Path, cell: Cell) -> Sample:
+    def raw(self, mode: str, folder: Where, cell: Cell) -> Sample:
         """Writes or reads raw files of a folder."""
         sizes = {"files": self._packs, "file-bytes": PACK_BYTES}
         sizes |= {"request-bytes": cell.request_mib << 20, "workers": cell.workers}
         words = [f"--{name}={value}" for name, value in sizes.items()]
         return self._run([str(self._program), f"--mode={mode}", f"--dir={folder}", *words])[0]
 
-    def ours(self, mode: str, folder: Path, workers: int) -> Sample:
+    def remove(self, name: str) -> None:
+        """Removes a folder that :meth:`fresh` made."""
+        self._place.remove(name)
+
+    def ours(self, mode: str, folder: Where, workers: int, *, scattered: bool = False) -> Sample:
         """Publishes or loads the blocks of a folder, with an empty local directory."""
         local = self._local / "node"
         shutil.rmtree(local, ignore_errors=True)
-        options = {"far": folder, "local": local, "name": folder.name}
+        options: dict[str, object] = {"far": folder, "local": local, "name": Path(folder).name}
         options |= {"packs": self._packs, "workers": workers}
         words = [f"--{name}={value}" for name, value in options.items()]
         command = [sys.executable, "-m", "dalsegno_bench.far.node", mode, *words]
+        command += ["--scattered"] if scattered else []
         try:
-            return self._run(command)[0]
+            sample, found = self._run(command)
         finally:
             shutil.rmtree(local, ignore_errors=True)
+        if found["sent"]:
+            self.requests[mode].append(found)
+        return sample
 
-    def fresh(self) -> tuple[str, Path, Path]:
+    def fresh(self) -> tuple[str, Where, Where]:
         """Makes a folder with a new name; returns its name and its path at both nodes."""
         self._number += 1
         name = f"round-{self._number}"
