@@ -51,7 +51,8 @@ impl Drop for HistoryReport {
 /// Runs a history; returns how many answers were compared, and how many were hits of blocks of other hosts.
 fn run(seed: u64, uses_pool: bool, pool: &BufferPool) -> (u64, u64) {
     let write = if seed.is_multiple_of(5) { FarWrite::SecondPut } else { FarWrite::Put };
-    let world = World::new(seed, write, uses_pool, pool);
+    let is_bucket = seed.is_multiple_of(2);
+    let world = World::new(seed, (write, uses_pool, is_bucket), pool);
     let report = HistoryReport(Arc::clone(&world), seed);
     for host in 0..HOSTS {
         if host < 2 || seed.is_multiple_of(3) {
@@ -97,7 +98,7 @@ fn no_get_returns_what_a_removal_covers_from_the_pool() {
 fn a_host_that_was_away_while_a_removal_expired_brings_nothing_back() {
     let pool = BufferPool::new(16 << 20, 1 << 20).unwrap();
     for trouble in [None, Some(Trouble::ReadOnly), Some(Trouble::NoCatalogs)] {
-        let world = World::new(1, FarWrite::SecondPut, false, &pool);
+        let world = World::new(1, (FarWrite::SecondPut, false, false), &pool);
         let report = HistoryReport(Arc::clone(&world), 1);
         for step in away_for_a_week(trouble) {
             world.act(&step);

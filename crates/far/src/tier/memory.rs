@@ -20,9 +20,19 @@ use crate::names::{Object, ObjectName, WriterId};
 /// The size that a location reports.
 const TOTAL_BYTES: u64 = 1 << 50;
 
+/// What a location in memory is like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LocationKind {
+    Directory,
+    /// Folders are prefixes: an empty one does not exist. Nothing notes when an object was removed, and an object is
+    /// written over by another one of its name.
+    Bucket,
+}
+
 /// A location that several [`MemoryTier`]s mount.
 #[derive(Clone, Debug)]
 pub struct MemoryLocation {
+    kind: LocationKind,
     clock: Arc<dyn Clock>,
     contents: Arc<Mutex<LocationContents>>,
 }
@@ -82,7 +92,17 @@ impl MemoryLocation {
     /// An empty location.
     #[must_use]
     pub fn new(clock: Arc<dyn Clock>) -> Self {
-        Self { clock, contents: Arc::default() }
+        Self { kind: LocationKind::Directory, clock, contents: Arc::default() }
+    }
+
+    /// An empty bucket of an object store, such as one in which two creations of a name may both succeed.
+    #[must_use]
+    pub fn bucket(clock: Arc<dyn Clock>) -> Self {
+        Self { kind: LocationKind::Bucket, clock, contents: Arc::default() }
+    }
+
+    fn is_bucket(&self) -> bool {
+        self.kind == LocationKind::Bucket
     }
 
     /// Mounts it on another host.
@@ -231,8 +251,13 @@ impl LocationContents {
         }
     }
 
-    fn publish(&mut self, name: ObjectName, object: StoredObject) -> Result<(), IoError> {
-        if self.object("open", name).is_ok() {
+    fn publish(
+        &mut self,
+        kind: LocationKind,
+        name: ObjectName,
+        object: StoredObject,
+    ) -> Result<(), IoError> {
+        if kind == LocationKind::Directory && self.object("open", name).is_ok() {
             return Err(IoError::exists("create", name.to_string()));
         }
         let needed = self.used_bytes() + object.bytes.len() as u64;
@@ -246,6 +271,9 @@ impl LocationContents {
             return Ok(());
         }
         let changed = object.published;
+        if is_full && kind == LocationKind::Bucket {
+            return Err(IoError::no_space("write", name.to_string()));
+        }
         let new = || StoredFolder { objects: BTreeMap::new(), changed };
         let folder = self.folders.entry(name.writer).or_insert_with(new);
         if is_full {
@@ -256,7 +284,7 @@ impl LocationContents {
         Ok(())
     }
 
-    fn remove(&mut self, name: ObjectName, now: Nanos) {
+    fn remove(&mut self, kind: LocationKind, name: ObjectName, now: Nanos) {
         if self.removals.remove(&name).is_some() {
             self.removals_changed = now;
         }
@@ -264,6 +292,9 @@ impl LocationContents {
             && folder.objects.remove(&name.object).is_some()
         {
             folder.changed = now;
+        }
+        if kind == LocationKind::Bucket {
+            self.remove_writer(name.writer);
         }
     }
 
@@ -325,7 +356,8 @@ impl Source for MemoryTier {
 
 impl Tier for MemoryTier {
     fn facts(&self) -> TierFacts {
-        TierFacts { name: "memory", workers: 1, state: TierState::Open, reopened: 0 }
+        let (name, state, idle_poll) = ("memory", TierState::Open, Duration::ZERO);
+        TierFacts { name, workers: 1, most_reads: 1, idle_poll, state, reopened: 0 }
     }
 
     fn file(&self, name: ObjectName) -> FileId {
@@ -340,7 +372,7 @@ impl Tier for MemoryTier {
         let copy = bytes.iter().flat_map(Memory::as_slice).copied().collect();
         drop(bytes);
         let object = StoredObject { bytes: copy, published: self.location.clock.now() };
-        self.change(ask, |contents| contents.publish(name, object));
+        self.change(ask, |contents| contents.publish(self.location.kind, name, object));
     }
 
     fn fetch(&self, name: ObjectName, limit: u64, ask: Ask<Vec<u8>>) {
@@ -356,7 +388,7 @@ impl Tier for MemoryTier {
     fn remove(&self, name: ObjectName, ask: Ask<()>) {
         let now = self.location.clock.now();
         self.change(ask, |contents| {
-            contents.remove(name, now);
+            contents.remove(self.location.kind, name, now);
             Ok(())
         });
     }
@@ -378,7 +410,11 @@ impl Tier for MemoryTier {
     }
 
     fn removals_changed(&self, ask: Ask<Duration>) {
-        self.read(ask, |contents| Ok(contents.removals_changed.since(Nanos::default())));
+        let (now, is_bucket) = (self.location.clock.now(), self.location.is_bucket());
+        self.read(ask, |contents| {
+            let changed = if is_bucket { now } else { contents.removals_changed };
+            Ok(changed.since(Nanos::default()))
+        });
     }
 
     fn writers(&self, ask: Ask<Vec<WriterId>>) {
@@ -395,11 +431,12 @@ impl Tier for MemoryTier {
     }
 
     fn writer_age(&self, writer: WriterId, ask: Ask<Duration>) {
-        let now = self.location.clock.now();
+        let (now, is_bucket) = (self.location.clock.now(), self.location.is_bucket());
         self.read(ask, |contents| {
             let folder = contents.folders.get(&writer);
             let folder = folder.ok_or_else(|| IoError::not_found("stat", writer.to_string()))?;
-            Ok(now.since(folder.changed))
+            let newest = folder.objects.values().map(|object| object.published).max();
+            Ok(now.since(newest.filter(|_| is_bucket).unwrap_or(folder.changed)))
         });
     }
 

@@ -20,10 +20,13 @@ struct Expected {
     gone: BTreeSet<u8>,
 }
 
+/// Makes a location of a kind.
+type NewLocation = fn(Arc<dyn Clock>) -> MemoryLocation;
+
 /// Runs a history in which host A stops after so many changes of the location. `false` if it never stopped.
-fn history(changes: u64, mode: StopMode) -> bool {
+fn history(new: NewLocation, changes: u64, mode: StopMode) -> bool {
     let clock: Arc<dyn Clock> = Arc::new(ManualClock::default());
-    let location = MemoryLocation::new(Arc::clone(&clock));
+    let location = new(Arc::clone(&clock));
     let (mut a, mut b) =
         (Host::new(&location, &clock, (1, 1), 3), Host::new(&location, &clock, (2, 2), 99));
     a.tier.stop_after(changes, mode);
@@ -80,8 +83,12 @@ fn history(changes: u64, mode: StopMode) -> bool {
 
 #[test]
 fn a_host_that_is_killed_at_any_operation_loses_nothing_published_and_brings_nothing_back() {
-    for mode in [StopMode::NotDone, StopMode::DoneUnanswered] {
-        let stops = (0..1000).take_while(|changes| history(*changes, mode)).count();
+    let kinds: [NewLocation; 2] = [MemoryLocation::new, MemoryLocation::bucket];
+    for (new, mode) in kinds
+        .into_iter()
+        .flat_map(|new| [StopMode::NotDone, StopMode::DoneUnanswered].map(|mode| (new, mode)))
+    {
+        let stops = (0..1000).take_while(|changes| history(new, *changes, mode)).count();
         assert!(stops >= 18, "{stops} operations change the location");
     }
 }

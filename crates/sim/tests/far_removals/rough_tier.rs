@@ -3,7 +3,9 @@
 //! 1. A mount that is down has the effect of a killed process: nothing it calls happens any more.
 //! 2. A call that hangs takes 31 seconds of its host's clock and ends with `Deadline`. Its change happens when the
 //!    mount recovers, or never.
-//! 3. Before a read of a pack an interruption runs once, on the same thread: other calls, while the read is in flight.
+//! 3. Listings of the folders of a bucket show a new object late. Lists of removals that a listing does not show are a
+//!    [`Trouble`] of their own.
+//! 4. Before a read of a pack an interruption runs once, on the same thread: other calls, while the read is in flight.
 
 use std::io;
 use std::sync::Arc;
@@ -92,6 +94,8 @@ impl Mood {
 pub(crate) struct RoughTier {
     mount: MemoryTier,
     clock: Arc<ManualClock>,
+    /// How late listings show a new object.
+    lag: Duration,
     mood: Mutex<Mood>,
 }
 
@@ -113,8 +117,20 @@ fn nowhere() -> Ask<()> {
 }
 
 impl RoughTier {
-    pub(crate) fn new(mount: MemoryTier, clock: &Arc<ManualClock>) -> Arc<Self> {
-        Arc::new(Self { mount, clock: Arc::clone(clock), mood: Mutex::default() })
+    pub(crate) fn new(mount: MemoryTier, clock: &Arc<ManualClock>, lag: Duration) -> Arc<Self> {
+        Arc::new(Self { mount, clock: Arc::clone(clock), lag, mood: Mutex::default() })
+    }
+
+    /// A call of the location that succeeds.
+    fn ask<T>(&self, call: impl FnOnce(&MemoryTier, Ask<T>)) -> Result<T, IoError> {
+        let clock = Arc::clone(&self.clock) as Arc<dyn Clock>;
+        wait_for(&clock, HANG, |ask| call(&self.mount, ask))
+    }
+
+    /// Whether listings do not show an object yet.
+    fn is_late(&self, name: ObjectName) -> bool {
+        !self.lag.is_zero()
+            && self.ask(|mount, ask| mount.age(name, ask)).is_ok_and(|age| age < self.lag)
     }
 
     /// Lets calls fail from now on.
@@ -296,8 +312,7 @@ impl Tier for RoughTier {
         let Some(Trouble::HidesList(at)) = trouble.filter(|_| !self.is_down()) else {
             return self.read(ask, Tier::removals);
         };
-        let clock = Arc::clone(&self.clock) as Arc<dyn Clock>;
-        let mut listed = wait_for(&clock, HANG, |ask| self.mount.removals(ask));
+        let mut listed = self.ask(Tier::removals);
         if let Some(listed) = listed.as_mut().ok().filter(|listed| !listed.is_empty()) {
             listed.remove(at % listed.len());
             self.mood.lock().hidden += 1;
@@ -323,7 +338,13 @@ impl Tier for RoughTier {
     }
 
     fn list(&self, writer: WriterId, after: Option<Object>, ask: Ask<Vec<Listed>>) {
-        self.read(ask, |mount, ask| mount.list(writer, after, ask));
+        self.read(ask, |_, ask| {
+            let mut listed = self.ask(|mount, ask| mount.list(writer, after, ask));
+            if let Ok(listed) = &mut listed {
+                listed.retain(|one| !self.is_late(writer.object(one.object)));
+            }
+            ask.answer(listed);
+        });
     }
 
     fn age(&self, name: ObjectName, ask: Ask<Duration>) {

@@ -18,6 +18,8 @@ use crate::steps::{HOSTS, NAMESPACES};
 
 /// How far the clocks of hosts are ahead of that of the location.
 const AHEAD: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+/// How late listings of a bucket show a new object.
+const LAG: Duration = Duration::from_millis(1500);
 const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// A put whose layer was stored, and which was not committed.
@@ -73,6 +75,8 @@ pub(crate) struct World {
     pub(crate) clock: Arc<ManualClock>,
     pub(crate) location_clock: Arc<ManualClock>,
     pub(crate) location: MemoryLocation,
+    /// How late listings show a new object.
+    lag: Duration,
     pub(crate) namespaces: Vec<Namespace>,
     pub(crate) hosts: Vec<Mutex<HostState>>,
     pub(crate) model: Mutex<Model>,
@@ -94,12 +98,21 @@ impl World {
     }
 
     /// Hosts with empty directories, none of them open, and one more for the end of the history.
-    pub(crate) fn new(seed: u64, write: FarWrite, uses_pool: bool, pool: &BufferPool) -> Arc<Self> {
+    pub(crate) fn new(
+        seed: u64,
+        (write, uses_pool, is_bucket): (FarWrite, bool, bool),
+        pool: &BufferPool,
+    ) -> Arc<Self> {
         let (clock, location_clock) =
             (Arc::new(ManualClock::default()), Arc::new(ManualClock::default()));
         location_clock.advance(YEAR);
         clock.advance(AHEAD);
-        let location = MemoryLocation::new(Arc::clone(&location_clock) as Arc<dyn Clock>);
+        let of_location = Arc::clone(&location_clock) as Arc<dyn Clock>;
+        let (location, lag) = if is_bucket {
+            (MemoryLocation::bucket(of_location), LAG)
+        } else {
+            (MemoryLocation::new(of_location), Duration::ZERO)
+        };
         let layout = KvLayout::new(1, u32::try_from(BLOCK_BYTES).expect("small")).expect("valid");
         let namespace = |tenant: usize| {
             let named = Namespace::builder(layout).field("tenant", tenant.to_string());
@@ -124,7 +137,7 @@ impl World {
             Mutex::new(HostState {
                 directory,
                 store: None,
-                tier: RoughTier::new(location.mount(), &clock),
+                tier: RoughTier::new(location.mount(), &clock, lag),
                 writer: WriterId { store: store_id(number), open: 0 },
                 removals: 0,
                 polls: 0,
@@ -141,6 +154,7 @@ impl World {
             clock,
             location_clock,
             location,
+            lag,
             model: Mutex::default(),
             random: Mutex::new(random),
             backup: Mutex::default(),
@@ -172,7 +186,7 @@ impl World {
             *opens += 1;
             *opens
         };
-        let tier = RoughTier::new(self.location.mount(), &self.clock);
+        let tier = RoughTier::new(self.location.mount(), &self.clock, self.lag);
         let device = Arc::clone(&self.hosts[host].lock().directory.device);
         let mut config = Style::config(24 << 20, Durability::Batch);
         config.dram = Some(8 << 20);

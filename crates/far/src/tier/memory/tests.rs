@@ -81,3 +81,21 @@ fn ages_and_deadlines_follow_the_clock_of_the_location() {
     let late = replies.try_recv().unwrap();
     assert!(late.tag == 9 && matches!(late.result, Err(IoError::Stopped(Stopped::Deadline))));
 }
+
+#[test]
+fn a_bucket_has_no_empty_folders_and_writes_over() {
+    let clock = Arc::new(ManualClock::default());
+    let tier = MemoryLocation::bucket(Arc::clone(&clock) as Arc<dyn Clock>).mount();
+    publish(&tier, 0).unwrap();
+    publish(&tier, 0).unwrap();
+    let writer = name(0).writer;
+    assert_eq!(call(|ask| tier.writers(ask)).unwrap(), [writer]);
+    clock.advance(Duration::from_secs(9));
+    publish(&tier, 1).unwrap();
+    call(|ask| tier.remove(name(1), ask)).unwrap();
+    assert_eq!(call(|ask| tier.writer_age(writer, ask)).unwrap(), Duration::from_secs(9));
+    assert_eq!(call(|ask| tier.removals_changed(ask)).unwrap(), Duration::from_secs(9));
+    call(|ask| tier.remove(name(0), ask)).unwrap();
+    assert_eq!(call(|ask| tier.writers(ask)).unwrap(), []);
+    assert!(call(|ask| tier.writer_age(writer, ask)).unwrap_err().is_not_found());
+}
