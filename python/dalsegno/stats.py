@@ -130,6 +130,26 @@ class FarPublishedStats(TypedDict):
     own_bytes: int  # gauge: bytes of this store's packs there, earlier opens included
 
 
+class FarRequests(TypedDict):
+    """What was sent to an object store, and what it costs there."""
+
+    reads: int  # reads of objects, and questions for one: GET and HEAD
+    writes: int  # writes of objects: PUT and POST, at ten times the price of a read
+    lists: int  # pages of listings, at the price of a write
+    removals: int  # DELETE, which costs nothing
+    others: int  # requests for credentials
+    retries: int  # requests that were sent again after a failure
+    # requests that failed, by cause: ``missing``, ``exists``, ``denied``, ``no_bucket``,
+    # ``region``, ``slow_down``, ``server``, ``connect``, ``timeout``, ``cut``, ``protocol``,
+    # ``refused``, ``too_large``
+    failed: dict[str, int]
+    read_bytes: int  # bytes of objects that were read, gaps between wanted ranges included
+    written_bytes: int  # bytes of objects that were written
+    response_us: int  # gauge: microseconds until a response begins, about
+    request_bytes_per_s: int  # gauge: bytes per second of one request from then on, about
+    gap_bytes: int  # gauge: two ranges are read as one if no more bytes are between them
+
+
 class FarStats(TypedDict):
     """The far tier."""
 
@@ -173,6 +193,7 @@ class FarStats(TypedDict):
     failed_polls: int  # polls that failed
     collected_writers: int  # folders of dead stores that this store removed
     collected_packs: int  # packs in such folders that this store removed
+    requests: FarRequests | None  # what was sent to an object store; none for a directory
     published: FarPublishedStats  # what this store wrote
 
 

@@ -23,8 +23,9 @@ ARROWS: dict[str, set[str]] = {
     "extent": {"core", "io"},
     "log": {"core", "io", "extent"},
     "far": {"core", "io", "extent"},
+    "far-object": {"core", "io", "far"},
     "index": {"core", "policy", "io"},
-    "store": {"core", "policy", "arena", "io", "extent", "far", "log", "index"},
+    "store": {"core", "policy", "arena", "io", "extent", "far", "far-object", "log", "index"},
     "serve": {"core", "arena", "io", "store"},
     "cuda": {"core", "io"},
     "py": {"policy", "store", "serve", "cuda"},
@@ -33,8 +34,19 @@ ARROWS: dict[str, set[str]] = {
 }
 # Crates that only tests may use; nothing of a release depends on them.
 DEV_ONLY = {"sim", "fake-cuda"}
+# What the tests of a crate use in addition: one suite runs over all tiers.
+OF_TESTS = {"far": {"far-object"}}
 # Third-party crates that belong to one crate.
-HOMES = {"io-uring": "io", "libc": "io", "rustix": "io", "pyo3": "py", "libloading": "cuda"}
+HOMES = {
+    "io-uring": "io",
+    "libc": "io",
+    "rustix": "io",
+    "pyo3": "py",
+    "libloading": "cuda",
+    "object_store": "far-object",
+    "reqwest": "far-object",
+    "tokio": "far-object",
+}
 UNSAFE_ALLOWED = {"io", "cuda", "py", "sim", "fake-cuda"}
 
 ENGINES = {"vllm", "sglang", "lmcache"}
@@ -45,7 +57,7 @@ PACKAGES = {"dalsegno": "python", "dalsegno_bench": "bench"}
 RUST_LINES = 600
 PYTHON_LINES = 400
 # What a user installs and an auditor reads: python/dalsegno without the contract of the border.
-PRODUCT_LINES = 21_300
+PRODUCT_LINES = 21_400
 FUNCTION_LINES = 50
 # rustfmt wraps code at 100, but neither comments nor texts.
 RUST_COLUMNS = 120
@@ -95,7 +107,9 @@ def rust_arrows(root: Path) -> list[str]:
             continue
         for name, table, tests_only in crate_dependencies(manifest):
             used = name.removeprefix("dalsegno-")
-            allowed = ARROWS[crate] | (DEV_ONLY | ARROWS[crate] if tests_only else set())
+            allowed = ARROWS[crate] | (
+                DEV_ONLY | OF_TESTS.get(crate, set()) if tests_only else set()
+            )
             if used != name and used not in allowed:
                 complaints.append(
                     f"crates/{crate}/Cargo.toml [{table}]: {crate} may not use {name}; "

@@ -1,4 +1,4 @@
-"""SeaweedFS: a master, two volume servers, a filer, and a FUSE client for each mount.
+"""SeaweedFS: a master, two volume servers, a filer, and a FUSE client for each mount, or S3.
 
 Its clients check locks and exclusive creation on their own node only. It is the file system on
 which code that trusts them fails.
@@ -35,6 +35,16 @@ def start(cluster: Cluster, kind: str) -> SharedFs:
     Raises:
         ClusterError: It does not start.
     """
+    storage = start_storage(cluster)
+    return mount_both(cluster, kind, storage, partial(_client, cluster))
+
+
+def start_storage(cluster: Cluster) -> tuple[Server, ...]:
+    """Starts all but clients; returns the servers that keep bytes.
+
+    Raises:
+        ClusterError: They do not start.
+    """
     master = f"-master={cluster.address}:{MASTER}"
     state = f"-mdir={cluster.path('master-state')}"
     # A master that waits for no peers is ready immediately.
@@ -51,8 +61,44 @@ def start(cluster: Cluster, kind: str) -> SharedFs:
     state = f"-defaultStoreDir={cluster.path('filer-state')}"
     _start(cluster, "filer", FILER, state, f"-localSocket={cluster.folder}/filer.sock", master)
     _wait(cluster, "filer", FILER, "/")
+    return tuple(storage)
 
-    return mount_both(cluster, kind, tuple(storage), partial(_client, cluster))
+
+def start_s3(cluster: Cluster, port: int, config: Path) -> Server:
+    """Starts the S3 server of a cluster whose storage runs.
+
+    Args:
+        cluster: The cluster.
+        port: Where it listens.
+        config: Who may do what, in the format of SeaweedFS.
+
+    Raises:
+        ClusterError: It does not start.
+    """
+    server = cluster.start(
+        "s3",
+        *_command("s3"),
+        f"-ip.bind={cluster.address}",
+        f"-port={port}",
+        "-port.iceberg=0",
+        "-port.lance=0",
+        "-iam=false",
+        f"-filer={cluster.address}:{FILER}",
+        f"-localSocket={cluster.folder}/s3.sock",
+        f"-config={config}",
+    )
+    _wait(cluster, "s3", port, "/healthz")
+    return server
+
+
+def make_bucket(cluster: Cluster, name: str) -> None:
+    """Makes an empty bucket.
+
+    Raises:
+        ClusterError: It cannot be made.
+    """
+    shell = " ".join(map(str, (*_command("shell"), f"-master={cluster.address}:{MASTER}")))
+    cluster.run("sh", "-c", f"echo s3.bucket.create -name {name} | {shell}")
 
 
 def _command(what: str) -> list[str | Path]:

@@ -8,6 +8,7 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::choices::{Admission, DramAdmission, Durability, EngineChoice, FarWrite, IndexChoice};
+use crate::far_options::FarOptions;
 use crate::index_tuning::IndexTuning;
 use crate::limits::{Limits, SpaceFacts};
 use crate::{Error, Result, SECTOR_BYTES, format_bytes, parse_bytes, sector_down};
@@ -93,12 +94,16 @@ pub struct Config {
     pub transfer_queue: Option<u32>,
     /// Most namespaces of one store. Those without blocks are forgotten at open. Default: 16,384.
     pub namespaces: Option<u32>,
-    /// A directory of a shared file system, where the stores of many hosts share blocks. Default: none.
+    /// A directory of a shared file system, or a place in an object store such as `s3://bucket/prefix`, where the
+    /// stores of many hosts share blocks. Default: none.
     pub far: Option<String>,
+    /// How an object store is reached.
+    pub far_options: Option<FarOptions>,
     /// A folder of `far` that is used in its place, and created if it is missing. Only a server sets it, for a tenant.
     #[serde(skip)]
     pub far_folder: Option<String>,
-    /// Most bytes that this store has there, with what its earlier opens wrote. Default: a tenth of the file system.
+    /// Most bytes that this store has there, with what its earlier opens wrote. Default: a tenth of the file system, or
+    /// 1 TiB of an object store.
     #[serde(deserialize_with = "optional_bytes")]
     pub far_capacity: Option<u64>,
     /// Reads of the far directory at a time, and other calls at a time. Default: 32.
@@ -130,6 +135,9 @@ impl Config {
             return Err(Error::invalid(format!(
                 "unknown setting {unknown:?}; did you mean {nearest:?}?"
             )));
+        }
+        if let Some(options) = given.get("far_options") {
+            FarOptions::check(options)?;
         }
         for (key, value) in given {
             let alone = serde_json::json!({ key: value });

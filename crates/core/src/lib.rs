@@ -11,6 +11,7 @@ mod compression;
 mod config;
 mod error;
 mod extent;
+mod far_options;
 mod hash;
 mod index_tuning;
 mod layout;
@@ -28,6 +29,7 @@ pub use compression::{Compression, MAX_ELEMENT_BYTES, MAX_EXTENT_UNITS, MAX_UNIT
 pub use config::{Config, MIN_SEGMENTS, may_be_segment_bytes};
 pub use error::{Error, ErrorKind, Result};
 pub use extent::{Extent, ExtentId, Location, MAX_EXTENT_BLOCKS, MAX_EXTENT_SLICES};
+pub use far_options::FarOptions;
 pub use hash::{ChainHash, NamespaceId, ParseHexError, StoreId, to_hex};
 pub use index_tuning::IndexTuning;
 pub use layout::{KvLayout, MAX_LAYERS, MAX_SLICE_BYTES};

@@ -41,7 +41,7 @@ pub use follower::{Follower, LIST_EVERY};
 pub use format::{MAX_PENDING_BYTES, MAX_RECORD_BYTES, RemovalRecord};
 pub use index::{FarIndex, FarIndexView, FarPlace, Indexed, RecordAt};
 pub use member::Member;
-pub use names::{Object, ObjectName, WriterId};
+pub use names::{Object, ObjectName, REMOVALS_FOLDER, WriterId};
 pub use own_lists::{KEEP_REMOVALS, LIST_EXPIRES};
 pub use polled::{BadObject, LocationTime, Polled, PolledBad};
 pub use publisher::Publisher;
@@ -51,6 +51,7 @@ pub use removal::{Applied, Removal, RemovalId};
 pub use replies::wait_for;
 pub use signs::{DEAD_AFTER, SILENT_AFTER, WATCHED};
 pub use tier::{
-    Ask, DirectoryTier, DirectoryTierOptions, Listed, LocationError, LocationPath, MemoryLocation,
-    MemoryTier, Reply, StopMode, Tier, TierFacts, TierState,
+    Ask, DirectoryTier, DirectoryTierOptions, FileNames, Listed, LocationError, LocationPath,
+    MemoryLocation, MemoryTier, Reply, RequestCost, SentRequests, StopMode, Tier, TierFacts,
+    TierRequests, TierState,
 };

@@ -16,7 +16,7 @@ pub struct WriterId {
 }
 
 /// The folder of all lists of removals.
-pub(crate) const REMOVALS_FOLDER: &str = "removals";
+pub const REMOVALS_FOLDER: &str = "removals";
 const REMOVALS_SUFFIX: &str = ".removals";
 
 /// An object of a writer. All but lists of removals are in the writer's own folder.

@@ -121,6 +121,28 @@ impl<'a, 'py> FromPyObject<'a, 'py> for LocalPath {
     }
 }
 
+/// A far location: a directory as [`LocalPath`], or the URL of an object store as it is.
+pub(crate) struct FarPlace(PathBuf);
+
+impl AsRef<Path> for FarPlace {
+    fn as_ref(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl<'a, 'py> FromPyObject<'a, 'py> for FarPlace {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        if let Ok(text) = object.extract::<String>()
+            && dalsegno_store::is_object_url(&text)
+        {
+            return Ok(Self(text.into()));
+        }
+        LocalPath::extract(object).map(|LocalPath(path)| Self(path))
+    }
+}
+
 impl LocalPath {
     /// Refuses the socket of a server where a directory is needed.
     pub(crate) fn directory(self) -> PyResult<PathBuf> {

@@ -2,22 +2,23 @@
 
 use pyo3::prelude::*;
 
-use crate::arguments::{LocalPath, Number};
+use crate::arguments::{FarPlace, Number};
 use crate::errors::OrRaise;
 use crate::json::to_python;
 use crate::offline::{progress_callback, shown};
 
 /// Returns whether a directory is a far location: it has folders of writers, and no store.
 ///
-/// Nothing is written.
+/// The URL of an object store always is one. Nothing is read there, and nothing is written.
 ///
 /// Args:
-///     path: A directory; a leading ``~`` is the home directory.
+///     path: A directory, where a leading ``~`` is the home directory, or a URL such as
+///         ``s3://bucket/prefix``.
 ///
 /// Raises:
 ///     UnavailableError: The directory cannot be read.
 #[pyfunction]
-pub(crate) fn is_far_location(py: Python<'_>, path: LocalPath) -> PyResult<bool> {
+pub(crate) fn is_far_location(py: Python<'_>, path: FarPlace) -> PyResult<bool> {
     py.detach(move || dalsegno_store::is_far_location(path.as_ref())).or_raise()
 }
 
@@ -42,7 +43,7 @@ pub(crate) fn is_far_location(py: Python<'_>, path: LocalPath) -> PyResult<bool>
 #[pyo3(signature = (path, extents=None, progress=None))]
 pub(crate) fn far_survey<'py>(
     py: Python<'py>,
-    path: LocalPath,
+    path: FarPlace,
     extents: Option<Number<usize>>,
     progress: Option<Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
@@ -71,7 +72,7 @@ pub(crate) fn far_survey<'py>(
 #[pyo3(signature = (path, progress=None))]
 pub(crate) fn far_verify<'py>(
     py: Python<'py>,
-    path: LocalPath,
+    path: FarPlace,
     progress: Option<Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let progress = progress_callback(progress);
@@ -95,7 +96,7 @@ pub(crate) fn far_verify<'py>(
 #[pyo3(signature = (path, file, offset=None))]
 pub(crate) fn far_inspect<'py>(
     py: Python<'py>,
-    path: LocalPath,
+    path: FarPlace,
     file: &str,
     offset: Option<Number<u64>>,
 ) -> PyResult<Bound<'py, PyAny>> {
@@ -126,7 +127,7 @@ pub(crate) fn far_inspect<'py>(
 #[pyo3(signature = (path, writers, *, remove=false, progress=None))]
 pub(crate) fn far_prune<'py>(
     py: Python<'py>,
-    path: LocalPath,
+    path: FarPlace,
     writers: Vec<String>,
     remove: bool,
     progress: Option<Bound<'py, PyAny>>,
@@ -165,8 +166,8 @@ pub(crate) fn far_prune<'py>(
 #[pyo3(signature = (path, *, other=None, seconds=20.0, progress=None))]
 pub(crate) fn far_doctor<'py>(
     py: Python<'py>,
-    path: LocalPath,
-    other: Option<LocalPath>,
+    path: FarPlace,
+    other: Option<FarPlace>,
     seconds: f64,
     progress: Option<Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {

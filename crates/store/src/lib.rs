@@ -69,7 +69,7 @@ pub use load::target::PageTarget;
 pub use lookup::locate::Located;
 pub use namespaces::registrar::RegisterOptions;
 pub use offline::far::{
-    far_doctor, far_inspect, far_prune, far_survey, far_verify, is_far_location,
+    far_doctor, far_inspect, far_prune, far_survey, far_verify, is_far_location, is_object_url,
 };
 pub use offline::info::{ExtentRow, IndexRow, NamespaceRow, StoreInfo, info, inspect, list};
 pub use offline::repair::{RepairReport, repair};

@@ -18,9 +18,9 @@ UNSAFE = 1
 
 
 def far() -> None:
-    """Examine directories that stores of many hosts share.
+    """Examine what stores of many hosts share.
 
-    `info`, `ls`, `verify`, `inspect` and `prune` take such a directory, too.
+    `info`, `ls`, `verify`, `inspect` and `prune` take such a place, too.
     """
 
 
@@ -36,15 +36,17 @@ def doctor(
     seconds: Annotated[float, typer.Option(help="How long it may take, 2 to 600.")] = 20.0,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a shared directory, and find out whether it is safe.
+    """Measure a shared directory or a bucket, and find out whether it is safe.
 
     It reads and writes as stores do: latency, bandwidth by the number of workers, direct I/O, and
-    what stores need of a file system. Give a second mount of the same directory with --other to
+    what stores need. A bucket is found by the environment (AWS_ENDPOINT_URL, AWS_REGION), as the
+    credentials are. Give a second mount of the same directory with --other to
     check what other hosts see; reads then go through that one. It writes at most 2 GiB to a folder
     of its own, and removes it at the end.
 
     Example:
       dalsegno far doctor /mnt/shared/kv
+      dalsegno far doctor s3://bucket/kv
       dalsegno far doctor /mnt/shared/kv --other /mnt/again/kv --seconds 60
 
     Exit codes: 0 stores may use it, 1 it is unsafe, 2 it could not be examined (no such directory,
@@ -58,24 +60,22 @@ def doctor(
             return stop.is_set()
 
         again = None if other is None else str(other)
-        return dalsegno.far_doctor(str(directory), other=again, seconds=seconds, progress=go_on)
+        return dalsegno.far_doctor(directory, other=again, seconds=seconds, progress=go_on)
 
     found = with_progress("examining", work, in_bytes=False, stop=stop)
     if as_json:
-        show.as_json({"path": str(directory), "other": other and str(other), **found})
+        show.as_json({"path": directory, "other": other and str(other), **found})
     else:
         _print(directory, other, found)
     if not found["is_safe"]:
         raise typer.Exit(UNSAFE)
 
 
-def _print(directory: Path, other: Path | None, found: dict[str, Any]) -> None:
+def _print(directory: str, other: Path | None, found: dict[str, Any]) -> None:
     show.facts(
         [
             ("far location", directory),
-            *([("other mount", other)] if other else []),
-            ("free", show.byte_count(found["free_bytes"])),
-            ("direct I/O", "works" if found["direct"] else "does not work"),
+            *_of_place(other, found),
             ("written", f"{show.byte_count(found['written_bytes'])}, and removed"),
         ]
     )
@@ -116,6 +116,22 @@ def _print(directory: Path, other: Path | None, found: dict[str, Any]) -> None:
     for one in found["advice"]:
         print(f"{one['severity']}: {one['what']}\n  {one['action']}")
     print("safe" if found["is_safe"] else "unsafe")
+
+
+def _of_place(other: Path | None, found: dict[str, Any]) -> list[tuple[str, object]]:
+    """Facts of a directory, or what a bucket takes for a request and which ranges become one."""
+    requests = found["requests"]
+    if requests:
+        return [
+            ("response", _ms(requests["response_us"])),
+            ("one request", f"{show.byte_count(requests['request_bytes_per_s'])}/s"),
+            ("read as one", f"ranges {show.byte_count(requests['gap_bytes'])} apart or less"),
+        ]
+    return [
+        *([("other mount", other)] if other else []),
+        ("free", show.byte_count(found["free_bytes"])),
+        ("direct I/O", "works" if found["direct"] else "does not work"),
+    ]
 
 
 def _unreadable(found: dict[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -28,16 +27,16 @@ def ago(seconds: float | None) -> str:
     return "now"
 
 
-def survey(directory: Path, extents: int = 0) -> dict[str, Any]:
+def survey(directory: str, extents: int = 0) -> dict[str, Any]:
     """Reads the catalogs of a far location."""
 
     def work(progress: Progressed) -> dict[str, Any]:
-        return dalsegno.far_survey(str(directory), extents, progress)
+        return dalsegno.far_survey(directory, extents, progress)
 
     return with_progress("reading catalogs", work, in_bytes=False)
 
 
-def info(directory: Path, *, as_json: bool) -> None:
+def info(directory: str, *, as_json: bool) -> None:
     """Shows the writers of a far location and what they wrote."""
     found = survey(directory)
     del found["extents"]
@@ -47,7 +46,7 @@ def info(directory: Path, *, as_json: bool) -> None:
     removals = found["removals"]
     totals["bytes"] += removals["bytes"]
     if as_json:
-        show.as_json({"path": str(directory), "kind": "far", **totals, **found})
+        show.as_json({"path": directory, "kind": "far", **totals, **found})
         return
     states = [row["state"] for row in writers]
     known = ("live", "silent", "earlier", "dead", "unknown")
@@ -113,7 +112,7 @@ def extents_by_namespace(found: dict[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def verify(directory: Path, *, repair: bool, as_json: bool) -> None:
+def verify(directory: str, *, repair: bool, as_json: bool) -> None:
     """Reads every byte of a far location and checks it."""
     if repair:
         raise InvalidError(
@@ -122,12 +121,12 @@ def verify(directory: Path, *, repair: bool, as_json: bool) -> None:
         )
 
     def work(progress: Progressed) -> dict[str, Any]:
-        return dalsegno.far_verify(str(directory), progress)
+        return dalsegno.far_verify(directory, progress)
 
     report = with_progress("checking", work)
     clean = not report["findings"]
     if as_json:
-        show.as_json({"path": str(directory), "clean": clean, **report})
+        show.as_json({"path": directory, "clean": clean, **report})
     else:
         _print_report(report)
     if not clean:

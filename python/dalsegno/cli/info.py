@@ -23,12 +23,12 @@ def info(directory: Directory, *, as_json: AsJson = False) -> None:
 
     Exit codes: 0 shown, 2 no store, locked, or of a newer version.
     """
-    if dalsegno.is_far_location(str(directory)):
+    if dalsegno.is_far_location(directory):
         far.info(directory, as_json=as_json)
         return
-    found = dalsegno.info(str(directory))
+    found = dalsegno.info(directory)
     if as_json:
-        show.as_json({"path": str(directory), **found})
+        show.as_json({"path": directory, **found})
         return
     states = ("open", "sealed", "free", "damaged")
     counts = {state: found[f"segments_{state}"] for state in states}

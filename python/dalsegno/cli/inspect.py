@@ -49,11 +49,11 @@ def inspect(
     Exit codes: 0 what is shown is in order, 1 it is damaged, 2 could not look (no store, locked,
     no such file or record).
     """
-    is_far = dalsegno.is_far_location(str(directory))
+    is_far = dalsegno.is_far_location(directory)
     inspected = dalsegno.far_inspect if is_far else dalsegno.inspect
-    found = inspected(str(directory), file, offset)
+    found = inspected(directory, file, offset)
     if as_json:
-        show.as_json({"path": str(directory), "file": file, **found})
+        show.as_json({"path": directory, "file": file, **found})
     else:
         _print(found, everything=everything)
     records, parts = found["records"], found["parts"]

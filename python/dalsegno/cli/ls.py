@@ -42,12 +42,12 @@ def ls(
 
     Exit codes: 0 listed, 2 no store, locked, of a newer version, or no such namespace.
     """
-    is_far = dalsegno.is_far_location(str(directory))
+    is_far = dalsegno.is_far_location(directory)
     if is_far:
         # All of them: which are wanted is known afterwards.
         rows = far.extents_by_namespace(far.survey(directory, far.MOST_EXTENTS if extents else 0))
     else:
-        rows = dalsegno.list_extents(str(directory))
+        rows = dalsegno.list_extents(directory)
     if namespace is not None:
         rows = [row for row in rows if row["id"].startswith(namespace.lower())]
         if not rows:
@@ -57,7 +57,7 @@ def ls(
             )
     _shorten(rows, limit if extents else None)
     if as_json:
-        show.as_json({"path": str(directory), "namespaces": rows})
+        show.as_json({"path": directory, "namespaces": rows})
         return
     if not rows:
         print("no blocks")

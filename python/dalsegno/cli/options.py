@@ -7,16 +7,25 @@ from typing import Annotated
 
 import typer
 
-from dalsegno.paths import typed_path
+from dalsegno.paths import OBJECT_SCHEMES, typed_path
+
+
+def place(text: str) -> str:
+    """Returns a directory, or the URL of an object store, as it was typed."""
+    return text if text.startswith(OBJECT_SCHEMES) else str(typed_path(text))
+
 
 Directory = Annotated[
-    Path,
-    typer.Argument(
-        metavar="DIR", parser=typed_path, help="The store's directory, or a far location."
-    ),
+    str,
+    typer.Argument(metavar="DIR", parser=place, help="The store's directory, or a far location."),
+]
+StoreDirectory = Annotated[
+    Path, typer.Argument(metavar="DIR", parser=typed_path, help="The store's directory.")
 ]
 FarDirectory = Annotated[
-    Path,
-    typer.Argument(metavar="DIR", parser=typed_path, help="Directory that stores share."),
+    str,
+    typer.Argument(
+        metavar="DIR", parser=place, help="What stores share: a directory, s3://, gs:// or az://."
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print exact numbers as JSON.")]

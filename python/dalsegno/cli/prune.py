@@ -45,11 +45,11 @@ def prune(
     """
 
     def work(progress: Progressed) -> dict[str, Any]:
-        return dalsegno.far_prune(str(directory), writers or [], remove=remove, progress=progress)
+        return dalsegno.far_prune(directory, writers or [], remove=remove, progress=progress)
 
     report = with_progress("removing", work, in_bytes=False)
     if as_json:
-        show.as_json({"path": str(directory), **report})
+        show.as_json({"path": directory, **report})
         return
     rows = report["writers"]
     if not rows:

@@ -15,8 +15,8 @@ import typer
 import dalsegno
 from dalsegno import DalsegnoError, InvalidError, Server
 from dalsegno.cli import output, serve_metrics, show
-from dalsegno.cli.options import Directory
-from dalsegno.paths import SOCKET_PREFIX, local_path
+from dalsegno.cli.options import StoreDirectory
+from dalsegno.paths import SOCKET_PREFIX, far_place, local_path
 from dalsegno.settings import merged
 
 NOT_READY = 1
@@ -50,13 +50,16 @@ _Metrics = Annotated[
     ),
 ]
 _Far = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
-        parser=local_path, metavar="DIR", help="Directory that the stores of all hosts share."
+        parser=far_place,
+        metavar="DIR|URL",
+        help="What the stores of all hosts share: a directory, s3://, gs:// or az://.",
     ),
 ]
 _FarCapacity = Annotated[
-    str | None, typer.Option(help="Most bytes of this store there. Default: 10% of it.")
+    str | None,
+    typer.Option(help="Most bytes of this store there. Default: 10%, 1 TiB of a bucket."),
 ]
 _Tenants = Annotated[
     list[str] | None,
@@ -69,7 +72,7 @@ _LeaseShare = Annotated[
 
 
 def serve(  # noqa: PLR0913 - one argument for each option
-    directory: Directory,
+    directory: StoreDirectory,
     *,
     socket: _Socket = None,
     pool: Annotated[str, typer.Option(help="Memory for blocks, shared by all clients.")] = "1GiB",
@@ -98,6 +101,7 @@ def serve(  # noqa: PLR0913 - one argument for each option
     Example:
       dalsegno serve /var/cache/kv --pool 64GiB --capacity 1TiB
       dalsegno serve /var/cache/kv --far /mnt/shared/kv
+      dalsegno serve /var/cache/kv --far s3://bucket/kv --set far_options='{"region": "eu-west-1"}'
       dalsegno serve /var/cache/kv --ready && echo it runs
       dalsegno serve /var/cache/kv --tenant blue=1001,1002 --metrics 9400
 
@@ -107,7 +111,7 @@ def serve(  # noqa: PLR0913 - one argument for each option
     if ready:
         _say_ready(socket or dalsegno.server_socket(directory))
         return
-    own = {"capacity": capacity, "far": str(far) if far else None, "far_capacity": far_capacity}
+    own = {"capacity": capacity, "far": far, "far_capacity": far_capacity}
     given = _together(own, dict(_pair(one) for one in setting or ()))
     if "dram" in given:
         raise InvalidError("--set dram: the pool is the memory of a server; use --pool")
@@ -180,10 +184,19 @@ def _pair(text: str) -> tuple[str, object]:
     name, equals, value = text.partition("=")
     if not (name and equals):
         raise InvalidError(f"--set {text} has no NAME=VALUE; for example --set durability=batch")
+    if value.startswith("{"):
+        return name, _object(name, value)
     if value.isdecimal():
         return name, int(value)
     # Seconds and other fractions, such as 0.5.
     return name, float(value) if value.replace(".", "", 1).isdecimal() else value
+
+
+def _object(name: str, value: str) -> dict[str, object]:
+    try:
+        return dict(json.loads(value))
+    except ValueError as error:
+        raise InvalidError(f"--set {name}=… is no JSON object: {error}") from error
 
 
 def _tenant(text: str) -> tuple[str, set[int]]:

@@ -44,15 +44,15 @@ def verify(
     Exit codes: 0 clean, also after a repair, 1 findings, or some that could not be repaired,
     2 could not check (no store, locked, of a newer version).
     """
-    if dalsegno.is_far_location(str(directory)):
+    if dalsegno.is_far_location(directory):
         far.verify(directory, repair=repair, as_json=as_json)
         return
     native = dalsegno.repair if repair else dalsegno.verify
-    report = with_progress("checking", lambda progress: native(str(directory), progress))
+    report = with_progress("checking", lambda progress: native(directory, progress))
     last = report["after"] if repair else report
     clean = not last["findings"]
     if as_json:
-        show.as_json({"path": str(directory), "clean": clean, **report})
+        show.as_json({"path": directory, "clean": clean, **report})
     elif repair:
         _print_repair(report)
     else:

@@ -20,7 +20,7 @@ from dalsegno.integrations.vllm.settings import TierSettings
 from dalsegno.paths import local_path, store_path
 
 WRONG = [
-    ("s3://bucket/kv", "an address; Dalsegno stores blocks in directories"),
+    ("nfs://host/kv", "an address; give a directory here"),
     ("fs://host/kv", "an address"),
     ("tcp://localhost:5555", "an address"),
     ("http://x/kv", "an address"),
@@ -69,6 +69,24 @@ def test_what_is_no_path_is_refused_with_what_was_meant(
             TierSettings.parse({"path": "/kv", "far": text})
         with refused:
             AdapterSettings.parse({"path": "/kv", "model": text})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_bucket_is_a_far_location_and_no_directory(tmp_path: Path) -> None:
+    url = "s3://bucket/kv"
+    with pytest.raises(dalsegno.InvalidError, match="an address; give a directory here"):
+        dalsegno.open(url)
+    with pytest.raises(dalsegno.InvalidError, match="an address; give a directory here"):
+        TierSettings.parse({"path": url})
+    assert TierSettings.parse({"path": "/kv", "far": url}).far == url
+    for wrong in ("s3://", "s3://KEY:SECRET@bucket/kv", "az://kv/x?sig=SECRET"):
+        with pytest.raises(dalsegno.InvalidError, match="URL of an object store") as refused:
+            dalsegno.open(tmp_path / "kv", capacity="64MiB", far=wrong)
+        assert "SECRET" not in str(refused.value)
+    given = {"secret_access_key": "SECRET"}
+    with pytest.raises(dalsegno.InvalidError, match="far_options") as refused:
+        dalsegno.open(tmp_path / "kv", capacity="64MiB", far=url, far_options=given)
+    assert "SECRET" not in str(refused.value) + str(refused.value.__cause__)
     assert not list(tmp_path.iterdir())
 
 
@@ -145,7 +163,7 @@ def test_names_that_are_not_text_are_paths() -> None:
 
 @pytest.mark.parametrize("command", ["info", "ls", "verify", "serve"])
 def test_the_command_line_refuses_an_address(command: str, tmp_path: Path) -> None:
-    call = [sys.executable, "-m", "dalsegno.cli", command, "s3://bucket/kv"]
+    call = [sys.executable, "-m", "dalsegno.cli", command, "nfs://host/kv"]
     done = subprocess.run(call, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 2
     assert "an address" in done.stderr

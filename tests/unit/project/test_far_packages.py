@@ -22,6 +22,7 @@ def tool(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(module.os, "geteuid", lambda: 0)
     monkeypatch.setattr(module.shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(module, "apt", lambda *words: "no network")
+    monkeypatch.setattr(module, "build_versitygw", lambda: module.say("versitygw is there"))
     monkeypatch.setattr(module.subprocess, "run", lambda *_, **__: ended(1))
     return module
 
@@ -75,4 +76,5 @@ def test_what_is_there_is_not_installed_again(
         tool.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess(["env.py"], 0)
     )
     assert tool.main([]) == 0
-    assert capsys.readouterr().out == "far-packages: GlusterFS is there\n"
+    shown = capsys.readouterr().out
+    assert shown == "far-packages: GlusterFS is there\nfar-packages: versitygw is there\n"

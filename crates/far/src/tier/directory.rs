@@ -251,7 +251,8 @@ impl Source for DirectoryTier {
 impl Tier for DirectoryTier {
     fn facts(&self) -> TierFacts {
         let (state, reopened) = self.directory.state();
-        TierFacts { name: "directory", workers: self.workers, state, reopened }
+        let (name, workers, idle_poll) = ("directory", self.workers, Duration::ZERO);
+        TierFacts { name, workers, most_reads: workers, idle_poll, state, reopened }
     }
 
     fn file(&self, name: ObjectName) -> FileId {

@@ -12,7 +12,7 @@ use crate::names::ObjectName;
 
 /// The ids that a tier gave and that are still valid.
 #[derive(Debug)]
-pub(super) struct FileNames {
+pub struct FileNames {
     names: RwLock<HashMap<FileId, ObjectName>>,
     next: AtomicU64,
 }
@@ -24,18 +24,20 @@ impl Default for FileNames {
 }
 
 impl FileNames {
-    pub(super) fn add(&self, name: ObjectName) -> FileId {
+    /// Gives an object an id.
+    pub fn add(&self, name: ObjectName) -> FileId {
         let file = FileId(self.next.fetch_add(1, Ordering::Relaxed));
         self.names.write().insert(file, name);
         file
     }
 
-    pub(super) fn forget(&self, file: FileId) -> Option<ObjectName> {
+    /// Makes an id invalid. Returns its object.
+    pub fn forget(&self, file: FileId) -> Option<ObjectName> {
         self.names.write().remove(&file)
     }
 
     /// The object of an id; `EBADF` if the id is not valid.
-    pub(super) fn get(&self, file: FileId) -> Result<ObjectName, IoError> {
+    pub fn get(&self, file: FileId) -> Result<ObjectName, IoError> {
         let name = self.names.read().get(&file).copied();
         name.ok_or_else(|| IoError::not_open("read", format!("forgotten file {}", file.0)))
     }

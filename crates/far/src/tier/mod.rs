@@ -13,13 +13,16 @@ mod late_directory;
 mod memory;
 mod written_packs;
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crossbeam_channel::Sender;
 use dalsegno_core::Deadline;
 use dalsegno_io::{FileId, IoError, Memory, Source, Space};
+use serde::Serialize;
 
 pub use self::directory::{DirectoryTier, DirectoryTierOptions};
+pub use self::file_names::FileNames;
 pub use self::late_directory::{LocationError, LocationPath};
 pub use self::memory::{MemoryLocation, MemoryTier, StopMode};
 use crate::names::{Object, ObjectName, WriterId};
@@ -27,10 +30,14 @@ use crate::names::{Object, ObjectName, WriterId};
 /// What a tier is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TierFacts {
-    /// `"directory"` or `"memory"`.
+    /// `"directory"`, `"memory"`, or the scheme of an object store.
     pub name: &'static str,
     /// Calls that it works on at a time.
     pub workers: u32,
+    /// Reads that it takes at a time. More than it has workers if it makes fewer and larger ones of those that wait.
+    pub most_reads: u32,
+    /// How often to poll it while nobody here uses it, because requests cost money; zero: as often as otherwise.
+    pub idle_poll: Duration,
     /// Whether calls can reach it.
     pub state: TierState,
     /// How often another directory was opened in place of the one before, because its path leads there now.
@@ -47,6 +54,51 @@ pub enum TierState {
     /// Its directory was removed, or its file system was unmounted. It is looked for by each publication and each
     /// listing of the removals or the writers.
     Away,
+}
+
+/// The requests of a location that is not on this host, since it was opened.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct TierRequests {
+    /// What was sent, by what it is paid for.
+    #[serde(flatten)]
+    pub sent: SentRequests,
+    /// Requests that were sent again after a failure.
+    pub retries: u64,
+    /// Requests that failed, by cause; those that never did are left out.
+    pub failed: BTreeMap<&'static str, u64>,
+    /// Bytes of objects that were read, gaps between wanted ranges included.
+    pub read_bytes: u64,
+    /// Bytes of objects that were written.
+    pub written_bytes: u64,
+    /// What one takes.
+    #[serde(flatten)]
+    pub cost: RequestCost,
+}
+
+/// Requests by what they are paid for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct SentRequests {
+    /// Reads of objects, and questions for one.
+    pub reads: u64,
+    /// Writes of objects.
+    pub writes: u64,
+    /// Pages of listings.
+    pub lists: u64,
+    /// Removals.
+    pub removals: u64,
+    /// What else was sent, for credentials.
+    pub others: u64,
+}
+
+/// What a request takes, about.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct RequestCost {
+    /// The time until its response begins.
+    pub response_us: u64,
+    /// The bytes per second from then on.
+    pub request_bytes_per_s: u64,
+    /// Two ranges are read as one if no more bytes are between them.
+    pub gap_bytes: u64,
 }
 
 /// An object as a listing shows it.
@@ -137,4 +189,9 @@ pub trait Tier: Source {
 
     /// Space of the location.
     fn space(&self, ask: Ask<Space>);
+
+    /// The requests that it sent, where that is what it costs.
+    fn requests(&self) -> Option<TierRequests> {
+        None
+    }
 }

@@ -173,11 +173,21 @@ fn writers_are_sorted_and_disappear_when_their_empty_folder_is_removed() {
         remove_writer(30).unwrap();
         assert_eq!(call(|ask| pair.near.writers(ask)).unwrap(), all);
         call(|ask| pair.near.remove(writer(30).object(Object::Pack(0)), ask)).unwrap();
-        assert_eq!(call(|ask| pair.near.writers(ask)).unwrap(), all);
+        if pair.keeps_folders {
+            assert_eq!(call(|ask| pair.near.writers(ask)).unwrap(), all);
+        }
         for _ in 0..2 {
             remove_writer(30).unwrap();
             let left = [writer(4), writer(200)];
-            assert_eq!(call(|ask| pair.near.writers(ask)).unwrap(), left, "{}", pair.label);
+            let mut writers = call(|ask| pair.near.writers(ask)).unwrap();
+            if !pair.keeps_folders {
+                // Some servers show a prefix after its last object was removed. It is empty.
+                let has_objects = |writer: &WriterId| {
+                    !call(|ask| pair.near.list(*writer, None, ask)).unwrap().is_empty()
+                };
+                writers.retain(has_objects);
+            }
+            assert_eq!(writers, left, "{}", pair.label);
         }
         remove_writer(5).unwrap();
         let name = writer(30).object(Object::Pack(0));

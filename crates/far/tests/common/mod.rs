@@ -6,12 +6,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, bounded, unbounded};
-use dalsegno_core::{Class, Clock, Deadline, ManualClock, StoreId};
+use dalsegno_core::{Class, Clock, Deadline, FarOptions, ManualClock, StoreId};
 use dalsegno_far::{
     Ask, DirectoryTier, DirectoryTierOptions, MemoryLocation, Object, ObjectName, Reply, Tier,
     WriterId,
 };
-use dalsegno_io::{Completion, FileId, IoError, Memory, Operation, Purpose, Request, SystemClock};
+use dalsegno_far_object::{ObjectLocation, ObjectTier};
+use dalsegno_io::{
+    Completion, FileId, IoError, Memory, Operation, Purpose, Request, SystemClock, random_bytes,
+};
 
 pub const SECTOR: usize = 4096;
 /// Longer than the slowest location needs. A test that waits this long has failed.
@@ -21,6 +24,8 @@ pub const VISIBLE_WITHIN: Duration = Duration::from_secs(60);
 
 /// Pairs of mounts, `A:B,C:D`: two directories where the same file system is mounted.
 const MOUNTS: &str = "DALSEGNO_FAR_MOUNTS";
+/// URLs of object stores, `s3://a/b,s3://c`. The environment has their endpoint and the credentials.
+const URLS: &str = "DALSEGNO_FAR_URLS";
 
 /// Two mounts of one location, in a part of it that is empty at first.
 pub struct Pair {
@@ -31,6 +36,8 @@ pub struct Pair {
     pub pass: Box<dyn Fn(Duration) + Send + Sync>,
     /// The part's folder on the first mount.
     pub folder: Option<PathBuf>,
+    /// Whether a folder is there after its last object was removed.
+    pub keeps_folders: bool,
     _home: Option<tempfile::TempDir>,
 }
 
@@ -44,6 +51,7 @@ impl Pair {
             other: Arc::new(location.mount()),
             pass: Box::new(move |time| clock.advance(time)),
             folder: None,
+            keeps_folders: true,
             _home: None,
         }
     }
@@ -62,7 +70,26 @@ impl Pair {
             other: other_tier,
             pass: Box::new(std::thread::sleep),
             folder: Some(home.path().to_owned()),
+            keeps_folders: true,
             _home: Some(home),
+        }
+    }
+
+    /// Two hosts at one bucket. The environment has the endpoint and the credentials.
+    fn in_bucket(url: &str) -> Self {
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+        let random = random_bytes::<8>().unwrap();
+        let part = format!("conformance-{:016x}", u64::from_le_bytes(random));
+        let location = ObjectLocation::parse(url, FarOptions::default()).unwrap().within(&part);
+        let open = || Arc::new(ObjectTier::open(&location, 16, &clock).unwrap()) as Arc<dyn Tier>;
+        Self {
+            label: location.url(),
+            near: open(),
+            other: open(),
+            pass: Box::new(std::thread::sleep),
+            folder: None,
+            keeps_folders: false,
+            _home: None,
         }
     }
 
@@ -84,7 +111,10 @@ pub fn on_every_location(test: impl Fn(&Pair)) {
         let (near, other) = pair.split_once(':').expect("a pair of mounts");
         Pair::on_mounts(Path::new(near), Path::new(other))
     });
-    let all = [Pair::in_memory(), Pair::on_mounts(&local, &local)].into_iter().chain(pairs);
+    let urls = std::env::var(URLS).unwrap_or_default();
+    let buckets = urls.split(',').filter(|url| !url.is_empty()).map(Pair::in_bucket);
+    let all = [Pair::in_memory(), Pair::on_mounts(&local, &local)];
+    let all = all.into_iter().chain(pairs).chain(buckets);
     for pair in all {
         test(&pair);
     }

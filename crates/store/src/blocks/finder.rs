@@ -104,6 +104,9 @@ impl Finder {
         scope: Scope,
         deadline: Deadline,
     ) -> FoundBlocks {
+        if let Some(far) = &self.far {
+            far.note_use();
+        }
         let near = self.stored.index.resolve(namespace, chain, scope, deadline);
         let mut found = FoundBlocks { near, ..FoundBlocks::default() };
         let far = self.responding_far();

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use dalsegno_far::PublisherStats;
+use dalsegno_far::{PublisherStats, TierRequests};
 use serde::Serialize;
 
 /// What the far tier holds, and what it did since the store was opened.
@@ -76,6 +76,8 @@ pub struct FarStats {
     pub collected_writers: u64,
     /// Packs in such folders that this store removed.
     pub collected_packs: u64,
+    /// The requests that were sent to an object store; none for a directory.
+    pub requests: Option<TierRequests>,
     /// What this store published.
     pub published: PublisherStats,
 }

@@ -4,10 +4,12 @@
 //! 2. Memory of the index, of headers and of packs is bounded.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use dalsegno_core::{ChainHash, Clock, DramAdmission, Limits, NamespaceId, StoreId};
+use dalsegno_core::{
+    ChainHash, Clock, DramAdmission, Extent, FarWrite, Limits, NamespaceId, StoreId,
+};
 use dalsegno_extent::{BlockTarget, IoBounds, SourceIo};
 use dalsegno_far::{
     BadObject, FarIndex, FarPlace, FarReader, FarReading, FarShape, FarWanted, Member, Polled,
@@ -41,11 +43,15 @@ pub(crate) fn staging_of(workers: u32) -> Result<BufferPool, IoError> {
     BufferPool::new(u64::from(workers + 2) * REQUEST_BYTES * 8 / 7, REQUEST_BYTES)
 }
 
-/// A far file system is fast only with all of its workers busy.
-fn rules_of(limits: &Limits) -> ScheduleRules {
-    let bytes = u64::from(limits.far_workers) * REQUEST_BYTES;
-    let requests = limits.far_workers as usize;
-    let window = WindowRules { least: bytes, first: bytes, most: bytes, requests };
+/// A location is fast only with all of its workers busy, and an object store if it can make requests into one.
+fn most_reads(tier: &dyn Tier, limits: &Limits) -> u32 {
+    limits.far_workers.max(tier.facts().most_reads)
+}
+
+fn rules_of(most_reads: u32) -> ScheduleRules {
+    let bytes = u64::from(most_reads) * REQUEST_BYTES;
+    let window =
+        WindowRules { least: bytes, first: bytes, most: bytes, requests: most_reads as usize };
     ScheduleRules { window, ..ScheduleRules::default() }
 }
 
@@ -73,6 +79,8 @@ pub(crate) struct FarTier {
     pub(crate) counters: FarCounters,
     /// The object that was found last that cannot be used, and why.
     newest_bad: Mutex<Option<String>>,
+    /// Whether a block was looked for, or offered, since the last call of [`Self::take_use`].
+    is_used: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -110,8 +118,9 @@ impl FarTier {
         let times = measured.times();
         let measured = Arc::new(measured);
         let source = Arc::new(WatchedSource::new(measured, "reads of the far tier", clock));
-        let in_order = Scheduled::start(Arc::clone(&source), rules_of(&limits), clock, executor)?;
-        let bounds = IoBounds { depth: limits.far_workers, request_bytes: REQUEST_BYTES };
+        let depth = most_reads(&**tier, &limits);
+        let in_order = Scheduled::start(Arc::clone(&source), rules_of(depth), clock, executor)?;
+        let bounds = IoBounds { depth, request_bytes: REQUEST_BYTES };
         let admits = limits.dram_admission == DramAdmission::Get;
         let io = Arc::new(SourceIo {
             source: Arc::new(in_order),
@@ -132,12 +141,33 @@ impl FarTier {
             times,
             counters: FarCounters::default(),
             newest_bad: Mutex::default(),
+            is_used: AtomicBool::new(true),
         })
     }
 
     /// Where a block is, if it can be read.
     pub(crate) fn find(&self, namespace: NamespaceId, hash: &ChainHash) -> Option<FarPlace> {
+        self.note_use();
         self.member.index.find(namespace, hash)
+    }
+
+    /// Queues an extent of the log to be written: see [`Outbox::offer`].
+    pub(crate) fn offer(&self, extent: &Extent, mark: RemovalMark, why: FarWrite) {
+        self.note_use();
+        self.outbox.offer(extent, mark, why);
+    }
+
+    /// Notes that this host looked something up, or stored it.
+    pub(crate) fn note_use(&self) {
+        // Read first: writing at each lookup would take the line from other threads.
+        if !self.is_used.load(Ordering::Relaxed) {
+            self.is_used.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether this host used the location since the last call.
+    pub(crate) fn take_use(&self) -> bool {
+        self.is_used.swap(false, Ordering::Relaxed)
     }
 
     /// Whether reads are refused because the location does not respond, or has not responded yet.
@@ -266,6 +296,7 @@ impl FarTier {
             failed_polls: get(&self.counters.failed_polls),
             collected_writers: get(&self.counters.collected_writers),
             collected_packs: get(&self.counters.collected_packs),
+            requests: self.member.tier.requests(),
             published: self.outbox.published(),
         }
     }

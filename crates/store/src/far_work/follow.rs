@@ -22,6 +22,7 @@ use crate::far::removal_notes::RemovalNotes;
 use crate::far::tier::FarTier;
 use crate::far_work::freshness::{Freshness, FreshnessTest};
 use crate::far_work::local_store::LocalStore;
+use crate::far_work::poll_pace::PollPace;
 use crate::namespaces::table::NamespaceTable;
 use crate::remove::remover::Remover;
 
@@ -35,7 +36,9 @@ pub(super) struct FollowDuty {
     far: Arc<FarTier>,
     follower: Follower,
     removals: RemovalsHere,
-    has_polled: bool,
+    pace: PollPace,
+    /// Whether the last poll failed.
+    is_failing: bool,
 }
 
 /// Applies removals of other stores.
@@ -63,13 +66,15 @@ struct OfNamespace {
 
 impl Duty for FollowDuty {
     fn step(&mut self, _: &StopSignal) -> NextStep {
-        self.poll();
+        if self.is_due() {
+            self.poll();
+        }
         NextStep::After(POLL)
     }
 
     fn finish(&mut self) {
         // What waits may be published only after a poll.
-        if !self.has_polled && !self.far.outbox.is_idle() && !self.far.outbox.may_fill() {
+        if !self.pace.has_polled() && !self.far.outbox.is_idle() && !self.far.outbox.may_fill() {
             self.poll();
         }
         self.removals.notes.keep_time();
@@ -79,18 +84,30 @@ impl Duty for FollowDuty {
 
 impl FollowDuty {
     pub(super) fn new(far: &Arc<FarTier>, follower: Follower, removals: RemovalsHere) -> Self {
-        Self { far: Arc::clone(far), follower, removals, has_polled: false }
+        let pace = PollPace::new(removals.test.now());
+        Self { far: Arc::clone(far), follower, removals, pace, is_failing: false }
+    }
+
+    /// Whether to poll now. Requests of a host that is idle would only cost money.
+    fn is_due(&mut self) -> bool {
+        let (now, is_used) = (self.removals.test.now(), self.far.take_use());
+        self.pace.is_due(now, is_used, self.far.member.tier.facts().idle_poll)
     }
 
     fn poll(&mut self) {
         let began = self.removals.test.now();
+        self.pace.note_poll(began);
         let mut polled = self.follower.poll();
-        self.has_polled = true;
         self.far.source.note(polled.failure.as_ref().map_or(Ok(()), Err));
         self.far.note_bad_objects(&mut polled);
         self.removals.apply(&mut polled, began);
+        let has_failed = std::mem::replace(&mut self.is_failing, polled.failure.is_some());
         if let Some(error) = polled.failure {
-            tracing::debug!(%error, "poll of the far location failed");
+            if has_failed {
+                tracing::debug!(%error, "poll of the far location failed");
+            } else {
+                tracing::warn!(%error, "the far location fails; what others publish is not found until it responds");
+            }
             add(&self.far.counters.failed_polls, 1);
         }
     }

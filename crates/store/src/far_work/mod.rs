@@ -16,6 +16,7 @@ pub(crate) mod follow;
 mod freshness;
 pub(crate) mod lanes;
 pub(crate) mod local_store;
+mod poll_pace;
 mod prefetch;
 mod promote;
 mod removal_duty;

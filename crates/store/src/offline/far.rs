@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{Clock, Error, ErrorKind, Result, StoreId};
+use dalsegno_core::{Clock, Error, ErrorKind, FarOptions, Result, StoreId};
 use dalsegno_extent::{
     format::{STORE_FILE, segment_number},
     offline::Inspection,
@@ -13,24 +13,34 @@ use dalsegno_far::offline::{
     DoctorError, DoctorOptions, DoctorReport, FarVerifyReport, Location, PruneError, PruneReport,
     Survey, SurveyOptions, examine, inspect, prune, survey, verify,
 };
-use dalsegno_far::{DirectoryTier, DirectoryTierOptions, Object, ObjectName, Tier, WriterId};
+use dalsegno_far::{
+    DirectoryTier, DirectoryTierOptions, Object, ObjectName, Tier, WriterId, wait_for,
+};
+use dalsegno_far_object::{ObjectLocation, ObjectTier, OpenError};
 use dalsegno_io::{DirectoryNames, IoError, SystemClock, random_bytes};
 
 use crate::error::unavailable;
 use crate::far::tier::writer_id;
 use crate::open::directory::refuse_forked;
+use crate::open::far_location::{object_location, open_object};
 
 /// Calls to a location at a time.
 const WORKERS: u32 = 16;
 /// Allowed seconds of an examination.
 const DOCTOR_SECONDS: std::ops::RangeInclusive<f64> = 2.0..=600.0;
+/// How long an object store may take to list its writers.
+const LIST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Whether a directory is a far location: it has folders of writers, and is no store itself. Nothing is written.
+/// Whether a directory is a far location: it has folders of writers, and is no store itself. An object store always is
+/// one. Nothing is written.
 ///
 /// # Errors
 ///
 /// `Unavailable` if the directory cannot be read.
 pub fn is_far_location(path: &Path) -> Result<bool> {
+    if object_url(path).is_some() {
+        return Ok(true);
+    }
     let names = DirectoryNames::read(path).map_err(|error| unavailable(path, error))?;
     Ok(!holds_store(&names) && has_writers(&names))
 }
@@ -123,12 +133,28 @@ pub fn far_doctor(
         let message = format!("seconds is {seconds}; it must be 2 to 600");
         return Err(Error::invalid(message));
     }
-    for path in [Some(path), other].into_iter().flatten() {
+    for path in [Some(path), other].into_iter().flatten().filter(|path| object_url(path).is_none())
+    {
         let names = DirectoryNames::read(path).map_err(|error| unavailable(path, error))?;
         refuse_store(path, &names)?;
     }
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+    if other.is_some_and(|other| object_url(other).is_some() || object_url(path).is_some()) {
+        return Err(Error::invalid("a bucket has no second mount; leave out `other`"));
+    }
+    let bucket = object_url(path).map(looked_at).transpose()?;
     let open_at = |path: &Path, workers: u32| -> std::result::Result<Arc<dyn Tier>, IoError> {
+        if let Some(bucket) = &bucket {
+            return match ObjectTier::open(bucket, workers, &clock) {
+                Ok(tier) => Ok(Arc::new(tier)),
+                Err(OpenError::Location(error)) => Err(IoError::Os {
+                    operation: "open",
+                    file: bucket.url(),
+                    source: std::io::Error::new(std::io::ErrorKind::InvalidInput, error),
+                }),
+                Err(OpenError::Io(error)) => Err(error),
+            };
+        }
         let options = DirectoryTierOptions { workers, ..Default::default() };
         Ok(Arc::new(DirectoryTier::open(path, options, Arc::clone(&clock))?))
     };
@@ -149,9 +175,42 @@ pub fn far_doctor(
     })
 }
 
+/// Whether a text is the URL of an object store, and no path.
+#[must_use]
+pub fn is_object_url(text: &str) -> bool {
+    ObjectLocation::is_url(text)
+}
+
+/// The URL of an object store, if a path is one.
+fn object_url(path: &Path) -> Option<&str> {
+    path.to_str().filter(|text| is_object_url(text))
+}
+
+/// A bucket that a program looks at. The environment has its endpoint and the credentials.
+fn looked_at(url: &str) -> Result<ObjectLocation> {
+    object_location(url, FarOptions::default())
+}
+
+/// Opens an object store in which a writer has published.
+fn open_bucket(path: &Path, url: &str) -> Result<Location> {
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+    let tier = open_object(&looked_at(url)?, WORKERS, &clock)?;
+    let writers = wait_for(&clock, LIST_TIMEOUT, |ask| tier.writers(ask));
+    if writers.map_err(|error| unavailable(path, error))?.is_empty() {
+        return Err(Error::invalid(format!(
+            "{url} is no far location: it has no folder <store id>-<number> of a writer; give the URL that stores name \
+             as `far`, and in which one has published"
+        )));
+    }
+    Ok(Location::new(tier, clock))
+}
+
 /// Opens a far location that exists.
 fn open(path: &Path) -> Result<Location> {
     refuse_forked()?;
+    if let Some(url) = object_url(path) {
+        return open_bucket(path, url);
+    }
     let failed = |error| unavailable(path, error);
     let names = DirectoryNames::read(path).map_err(failed)?;
     refuse_store(path, &names)?;

@@ -1,38 +1,94 @@
-//! Which far directory a store may use.
+//! Which far location a store may use: a directory, or a place in an object store.
 //!
 //! 1. It is looked at before anything of the store is created, so a store with a wrong `far` leaves nothing behind.
 //! 2. A file system that does not respond delays that for a second. What it would have shown is found out when it does.
+//!    An object store is not asked at all: what is wrong there makes the tier fail, and local blocks are served.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{Clock, Config, Error, ErrorKind, Limits, Result};
+use dalsegno_core::{Clock, Config, Error, ErrorKind, FarOptions, Limits, Result};
 use dalsegno_extent::format::STORE_FILE;
 use dalsegno_far::{
     DirectoryTier, DirectoryTierOptions, LocationError, LocationPath, Tier, TierState, wait_for,
 };
+use dalsegno_far_object::{ObjectLocation, ObjectTier, OpenError};
 use dalsegno_io::{IoError, nearest_with_file};
 
-use crate::error::{absolute, dangling_link, no_thread};
+use crate::error::{absolute, dangling_link, no_thread, unavailable};
 use crate::far_work::lanes::FAR_SHARE;
 
 /// How long opening waits for the size of the far file system, after it was opened.
 const SPACE_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long the first look at the directory may take.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(1);
+/// What a store has in an object store, unless its settings say otherwise: a bill has a bound.
+const OBJECT_CAPACITY: u64 = 1 << 40;
 
-/// The far directory of the store in `path`, if it has one.
+/// Where the far tier of a store is.
+#[derive(Clone, Debug)]
+pub(crate) enum FarLocation {
+    /// A directory of a shared file system.
+    Directory(LocationPath),
+    /// A place in an object store.
+    Object(ObjectLocation),
+}
+
+/// The far location of the store in `path`, if it has one.
 ///
 /// # Errors
 ///
-/// `Invalid` if the two contain each other, or the far directory is in that of any store; `Unavailable` if there is no
-/// such directory.
-pub(crate) fn far_location(path: &Path, config: &Config) -> Result<Option<LocationPath>> {
-    let Some(far) = &config.far else { return Ok(None) };
+/// `Invalid` if the two contain each other, the far directory is in that of any store, or the URL or an option of an
+/// object store is wrong; `Unavailable` if there is no such directory.
+pub(crate) fn far_location(path: &Path, config: &Config) -> Result<Option<FarLocation>> {
+    let Some(far) = &config.far else {
+        if config.far_options.is_some() {
+            return Err(Error::invalid(
+                "far_options without far; give far=\"s3://bucket/prefix\" too",
+            ));
+        }
+        return Ok(None);
+    };
+    if ObjectLocation::is_url(far) {
+        let options = config.far_options.clone().unwrap_or_default();
+        let location = object_location(far, options)?;
+        let location = match &config.far_folder {
+            Some(folder) => location.within(folder),
+            None => location,
+        };
+        return Ok(Some(FarLocation::Object(location)));
+    }
+    if config.far_options.is_some() {
+        return Err(Error::invalid(format!(
+            "far_options are for s3://, gs:// and az://, and far is {far}; leave them out"
+        )));
+    }
+    far_directory(path, far, config.far_folder.as_deref()).map(Some)
+}
+
+/// Checks the URL of an object store and its options.
+pub(crate) fn object_location(url: &str, options: FarOptions) -> Result<ObjectLocation> {
+    ObjectLocation::parse(url, options).map_err(|error| Error::invalid(error.to_string()))
+}
+
+/// Opens a place in an object store. Sends nothing.
+pub(crate) fn open_object(
+    location: &ObjectLocation,
+    workers: u32,
+    clock: &Arc<dyn Clock>,
+) -> Result<Arc<dyn Tier>> {
+    match ObjectTier::open(location, workers, clock) {
+        Ok(tier) => Ok(Arc::new(tier)),
+        Err(OpenError::Location(error)) => Err(Error::invalid(error.to_string())),
+        Err(OpenError::Io(error)) => Err(unavailable(Path::new(&location.url()), error)),
+    }
+}
+
+fn far_directory(path: &Path, far: &str, folder: Option<&str>) -> Result<FarLocation> {
     let location = LocationPath {
         path: absolute(Path::new(far))?,
-        folder: config.far_folder.as_ref().map(PathBuf::from),
+        folder: folder.map(PathBuf::from),
         store: Some(path.to_owned()),
     };
     let (reply, looked) = crossbeam_channel::bounded(1);
@@ -53,7 +109,7 @@ pub(crate) fn far_location(path: &Path, config: &Config) -> Result<Option<Locati
         ))),
         Ok(Err(LocationError::Io(error))) => Err(unusable(&location, error)),
         // It is looked at again when it is opened.
-        Ok(Ok(None)) | Err(_) => Ok(Some(location)),
+        Ok(Ok(None)) | Err(_) => Ok(FarLocation::Directory(location)),
     }
 }
 
@@ -63,8 +119,22 @@ fn look_at(location: &LocationPath) -> std::result::Result<Option<PathBuf>, Loca
     Ok(nearest_with_file(&location.path, STORE_FILE))
 }
 
-/// Opens the directory of the far tier, and completes its limits.
+/// Opens the far tier, and completes its limits.
 pub(crate) fn open_far(
+    location: &FarLocation,
+    limits: &mut Limits,
+    clock: &Arc<dyn Clock>,
+) -> Result<Arc<dyn Tier>> {
+    match location {
+        FarLocation::Directory(location) => open_directory(location, limits, clock),
+        FarLocation::Object(location) => {
+            limits.far_capacity_bytes.get_or_insert(OBJECT_CAPACITY);
+            open_object(location, limits.far_workers, clock)
+        }
+    }
+}
+
+fn open_directory(
     location: &LocationPath,
     limits: &mut Limits,
     clock: &Arc<dyn Clock>,

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use dalsegno_core::{Clock, Config, Error, ErrorKind, Limits, Result, StoreId};
-use dalsegno_far::{LocationPath, Tier};
+use dalsegno_far::Tier;
 use dalsegno_io::{
     BufferPool, Device, DirectoryLock, DirectoryOptions, Executor, IoError, LocalDirectory,
     StopSignal, SystemClock, allow_open_files,
@@ -15,7 +15,7 @@ use dalsegno_policy::merging::MergeRules;
 
 use crate::error::{absolute, unavailable};
 use crate::open::directory::{DirectoryReader, lock_error, refuse_forked};
-use crate::open::far_location::{far_location, open_far};
+use crate::open::far_location::{FarLocation, far_location, open_far};
 use crate::state::arena::ArenaBacking;
 use crate::upkeep::scrubber::ScrubRules;
 
@@ -80,12 +80,7 @@ pub(crate) fn parts_of(path: &Path, config: &Config) -> Result<Parts> {
         .inspect_err(|_| LocalDirectory::remove_created(&created))
 }
 
-fn parts_in(
-    path: &Path,
-    config: &Config,
-    far: Option<LocationPath>,
-    is_new: bool,
-) -> Result<Parts> {
+fn parts_in(path: &Path, config: &Config, far: Option<FarLocation>, is_new: bool) -> Result<Parts> {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     // Before the lock file is created: nothing is left in a directory that is not ours.
     let reader = DirectoryReader::open(path)?;

@@ -123,7 +123,7 @@ impl PutPlanner {
         self.stored.note_use(&present, deadline);
         for run in present {
             if let Some(far) = self.far.as_ref().filter(|_| keep == Keep::Stored) {
-                far.outbox.offer(&run.extent, mark, FarWrite::SecondPut);
+                far.offer(&run.extent, mark, FarWrite::SecondPut);
             }
             outcomes[run.at..run.at + run.count as usize].fill(PutOutcome::Present);
         }

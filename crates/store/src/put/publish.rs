@@ -83,7 +83,7 @@ impl ExtentPublisher {
             extent.hashes.iter().filter(|hash| removed.contains(hash)).copied().collect();
         let hashes = extent.hashes.clone();
         if gone.is_empty() {
-            self.far.iter().for_each(|far| far.outbox.offer(&extent, mark, FarWrite::Put));
+            self.far.iter().for_each(|far| far.offer(&extent, mark, FarWrite::Put));
         } else {
             index.remove_extent(&extent, deadline);
             let wanted = |hash: &ChainHash| !removed.contains(hash);

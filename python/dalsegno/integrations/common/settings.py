@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self
 
 import dalsegno
 from dalsegno import InvalidError
-from dalsegno.paths import SOCKET_PREFIX, is_owned, local_path, store_path
+from dalsegno.paths import SOCKET_PREFIX, far_place, is_owned, store_path
 
 Check = Callable[[str, object], Any]
 
@@ -117,7 +117,8 @@ def mapping(name: str, value: object) -> dict[str, Any]:
     """Checks a dictionary with text as keys."""
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return dict(value)
-    raise InvalidError(f"{name} is {value!r}; it must be an object")
+    # Its value is not repeated: what was taken for far_options may be secret.
+    raise InvalidError(f"{name} is of the kind {type(value).__name__}; it must be an object")
 
 
 def codec(name: str, value: object) -> str:
@@ -150,7 +151,8 @@ def far_write(name: str, value: object) -> str:
 # Settings of the store that need no "store": they stand beside the integration's own.
 _OF_STORE: dict[str, Check] = {
     "capacity": byte_count,
-    "far": lambda name, value: str(local_path(text(name, value, 4096), name)),
+    "far": lambda name, value: far_place(text(name, value, 4096), name),
+    "far_options": mapping,
     "far_capacity": byte_count,
     "far_workers": lambda name, value: count(name, value, 64),
     "far_write": far_write,
@@ -183,8 +185,10 @@ class StoreSettings:
             ranks in processes of their own have a folder each in it, unless `dalsegno serve` owns
             the directory. Or `unix:` and the path of a server's socket.
         capacity: Most bytes of disk, such as `"200GiB"`; the store's default if not given.
-        far: Directory of a mounted file system that the stores of other hosts use too. None: no far
-            tier.
+        far: What the stores of other hosts use too: a directory of a mounted file system, or a
+            place in an object store, such as `"s3://bucket/prefix"`. None: no far tier.
+        far_options: How an object store is reached: `endpoint`, `region`, `ca_file`, `path_style`,
+            `storage_class`, `encryption`. Credentials come from the environment, never from here.
         far_capacity: Most bytes there of this store, what it wrote before it was opened again
             included; the store's default if not given.
         far_workers: Requests to the far directory at a time, 1 to 64; the store's default if not
@@ -214,6 +218,7 @@ class StoreSettings:
     path: Path
     capacity: int | None = None
     far: str | None = None
+    far_options: Mapping[str, Any] | None = None
     far_capacity: int | None = None
     far_workers: int | None = None
     far_write: str | None = None

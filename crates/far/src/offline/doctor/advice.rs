@@ -9,10 +9,26 @@ const ENOUGH: u64 = 90;
 /// Below this part of the best, in percent, the default is bad. Short measurements differ by less.
 const BAD: u64 = 75;
 
+/// What was examined.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    OneMount,
+    TwoMounts,
+    /// A bucket of an object store.
+    Bucket,
+}
+
 pub(super) fn advise(found: &DoctorReport) -> Vec<Advice> {
+    let place = if found.traces.requests.is_some() {
+        Place::Bucket
+    } else if found.two_mounts {
+        Place::TwoMounts
+    } else {
+        Place::OneMount
+    };
     let mut all: Vec<Advice> =
-        found.promises.iter().filter_map(|row| of_promise(row, found.two_mounts)).collect();
-    if !found.direct {
+        found.promises.iter().filter_map(|row| of_promise(row, place)).collect();
+    if !found.direct && place != Place::Bucket {
         all.push(Advice::new(
             Severity::Slow,
             "direct I/O does not work, so blocks pass through the page cache, and reads above may come from it",
@@ -20,7 +36,7 @@ pub(super) fn advise(found: &DoctorReport) -> Vec<Advice> {
         ));
     }
     all.extend(of_workers(found));
-    if !found.two_mounts {
+    if place == Place::OneMount {
         all.push(Advice::new(
             Severity::Note,
             "only one mount was examined, so what other hosts see is not known",
@@ -48,15 +64,32 @@ pub(super) fn advise(found: &DoctorReport) -> Vec<Advice> {
     all
 }
 
-fn of_promise(row: &PromiseRow, two_mounts: bool) -> Option<Advice> {
+fn of_promise(row: &PromiseRow, place: Place) -> Option<Advice> {
     let what = format!("{}: {}", row.name, row.detail);
     let (severity, action) = match (row.verdict, row.name) {
         (Verdict::Holds, _) => return None,
-        (Verdict::Fails, name) if name.contains("becomes visible") && two_mounts => (
+        (Verdict::Fails, name) if name.contains("age") && place == Place::Bucket => (
             Severity::Unsafe,
-            "check that both directories are the same one of the same file system; if so, mount with entry-timeout=0 \
-             and negative-timeout=0 (FUSE) or lookupcache=none (NFS)",
+            "correct the clock of the server (NTP) first: removals expire by its time, and what was removed could \
+             come back",
         ),
+        (Verdict::Fails, _) if place == Place::Bucket => (
+            Severity::Unsafe,
+            "do not use this bucket as `far`: blocks would be misses or cost time; check its policy, its lifecycle \
+             rules and what is between it and this host, and examine it again",
+        ),
+        (Verdict::Slow, _) if place == Place::Bucket => (
+            Severity::Slow,
+            "check what is between this host and the bucket, such as a cache; until then other hosts find blocks that \
+             much later",
+        ),
+        (Verdict::Fails, name) if name.contains("becomes visible") && place == Place::TwoMounts => {
+            (
+                Severity::Unsafe,
+                "check that both directories are the same one of the same file system; if so, mount with \
+                 entry-timeout=0 and negative-timeout=0 (FUSE) or lookupcache=none (NFS)",
+            )
+        }
         (Verdict::Fails, name) if name.contains("age") => (
             Severity::Unsafe,
             "synchronize the clocks of all hosts and servers (NTP) first: removals expire by these ages, and what was \
@@ -103,10 +136,8 @@ fn of_workers(found: &DoctorReport) -> Option<Advice> {
             least.far_workers,
             mib(least.read_bytes_per_s)
         );
-        let action = format!(
-            "set far_workers={} if other users of the file system matter",
-            least.far_workers
-        );
+        let action =
+            format!("set far_workers={} if other users of the location matter", least.far_workers);
         Advice::new(Severity::Note, what, action)
     })
 }

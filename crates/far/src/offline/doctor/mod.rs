@@ -101,7 +101,11 @@ pub fn examine(
         ..DoctorReport::default()
     };
     let examined = examine_parts(options, &mut subject, &mut found);
-    found.traces = Traces { written_bytes: subject.written_bytes, left_behind: clean_up(&subject) };
+    found.traces = Traces {
+        requests: subject.near.tier.requests(),
+        written_bytes: subject.written_bytes,
+        left_behind: clean_up(&subject),
+    };
     examined?;
     found.advice = advice::advise(&found);
     found.is_safe = found.advice.iter().all(|one| one.severity != Severity::Unsafe);
@@ -129,6 +133,9 @@ fn examine_parts(
 
 /// Removes everything that was written. Returns how many objects are left.
 fn clean_up(subject: &Subject<'_>) -> u64 {
+    if subject.written_bytes == 0 {
+        return 0;
+    }
     let Ok(objects) = subject.near.list(subject.writer) else { return 1 };
     match remove_all(&subject.near, subject.writer, &objects, &mut || ()) {
         Ok(()) => 0,

@@ -4,6 +4,8 @@ use dalsegno_io::IoError;
 use serde::Serialize;
 use thiserror::Error;
 
+use crate::tier::TierRequests;
+
 /// What was found out about a location.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct DoctorReport {
@@ -30,9 +32,12 @@ pub struct DoctorReport {
     pub traces: Traces,
 }
 
-/// What an examination wrote.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
+/// What an examination wrote and sent.
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Traces {
+    /// What checks of promises and single reads sent to an object store, and the times that these reads measured; none
+    /// for a directory.
+    pub requests: Option<TierRequests>,
     /// Bytes that were written.
     pub written_bytes: u64,
     /// Objects that could not be removed; 0 unless the location failed.

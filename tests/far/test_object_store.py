@@ -1,0 +1,218 @@
+"""Stores share blocks through a real S3 server, also one that fails."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from tests.dose import dose
+from tests.skipping import skip_if_missing
+
+import dalsegno
+from dalsegno_bench.object_store.faults import FaultProxy
+from dalsegno_bench.object_store.servers import SERVERS, Bucket, missing, running
+from dalsegno_bench.shared_fs.processes import until
+
+pytestmark = pytest.mark.slow
+
+LAYERS, SLICE_BYTES, COUNT = 4, 65_536, 24
+BLOCK_BYTES = LAYERS * SLICE_BYTES
+ROOT = Path(__file__).parents[2]
+# A call with a deadline has ended by then, however busy the machine is.
+AT_MOST_S = 30.0
+
+
+def chain(name: str, count: int = COUNT) -> list[bytes]:
+    return [hashlib.sha256(f"{name} {at}".encode()).digest() for at in range(count)]
+
+
+def block(name: bytes) -> bytes:
+    """The bytes that belong to a name, and to no other."""
+    return name * (BLOCK_BYTES // len(name))
+
+
+class Node:
+    """A store on a local disk whose far location is a prefix in a bucket."""
+
+    def __init__(self, path: Path, url: str, endpoint: str, **settings: object) -> None:
+        options = {"endpoint": endpoint, "region": "us-east-1"}
+        base = {"capacity": "64MiB", "dram": 0, "far": url, "far_options": options}
+        self.store = dalsegno.open(path, **{**base, "far_flush_s": 0.2, **settings})
+        fields = {"test": "far"}
+        self.namespace = self.store.namespace(fields, layers=LAYERS, slice_bytes=SLICE_BYTES)
+
+    def put(self, hashes: list[bytes]) -> None:
+        report = self.namespace.put_batch(hashes, [block(one) for one in hashes])
+        assert report.stored == len(hashes)
+
+    def put_again(self, hashes: list[bytes]) -> None:
+        """Offers blocks whose publication failed once more."""
+        self.namespace.put_batch(hashes, [block(one) for one in hashes])
+
+    def get(self, hashes: list[bytes], timeout_s: float = 60.0) -> int:
+        """Loads a prefix and compares every byte; returns its blocks."""
+        out = [bytearray(BLOCK_BYTES) for _ in hashes]
+        hits = self.namespace.get_batch(hashes, out, timeout_s=timeout_s)
+        for name, got in zip(hashes[:hits], out, strict=False):
+            assert got == block(name), "wrong bytes"
+        return hits
+
+    def finds(self, hashes: list[bytes]) -> bool:
+        return self.namespace.probe(hashes) == len(hashes)
+
+
+@pytest.fixture(scope="module", params=SERVERS)
+def bucket(request: pytest.FixtureRequest) -> Iterator[Bucket]:
+    """A bucket of a real server."""
+    skip_if_missing(missing(request.param), "shared-fs")
+    with running(request.param) as bucket:
+        yield bucket
+
+
+@pytest.fixture
+def credentials(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment has them, as it would for a user."""
+    for name, value in bucket.environment().items():
+        if name != "AWS_ENDPOINT_URL":
+            monkeypatch.setenv(name, value)
+
+
+@contextmanager
+def nodes(bucket: Bucket, folder: Path, name: str, **settings: object) -> Iterator[list[Node]]:
+    """Two nodes with empty local disks, and a prefix of their own."""
+    with ExitStack() as opened:
+        pair = []
+        for node in ("a", "b"):
+            pair.append(Node(folder / node, bucket.url(name), bucket.endpoint, **settings))
+            opened.callback(pair[-1].store.close)
+        yield pair
+
+
+def test_a_bucket_does_what_every_tier_must(bucket: Bucket) -> None:
+    command = ["cargo", "test", "--quiet", "--workspace", "--locked", "--test", "all"]
+    command += ["--", "conformance::"]
+    ran = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **bucket.environment(), "DALSEGNO_FAR_URLS": bucket.url("tests")},
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+
+
+@pytest.mark.usefixtures("credentials")
+def test_what_one_node_stored_another_one_loads(bucket: Bucket, tmp_path: Path) -> None:
+    hashes = chain("share")
+    with nodes(bucket, tmp_path, "share") as (a, b):
+        a.put(hashes)
+        until("B finds what A stored", lambda: b.finds(hashes))
+        assert b.get(hashes) == COUNT
+        assert b.store.stats()["get_far_blocks"] == COUNT
+        a.namespace.remove(hashes[5:6])
+        until("what A removed is gone on B", lambda: b.namespace.probe(hashes) == 5)
+        a.store.close()
+        assert b.get(hashes) == 5, "what A stored is there without A"
+
+
+FAULTS: Mapping[str, float] = {
+    "drop": 0.03,
+    "lost": 0.03,
+    "cut": 0.03,
+    "delay": 0.02,
+    "drip": 0.01,
+    "503": 0.05,
+    "500": 0.03,
+    "409": 0.01,
+    "error-in-200": 0.01,
+    "whole": 0.02,
+    "flip": 0.02,
+}
+
+
+@pytest.mark.usefixtures("credentials")
+@pytest.mark.parametrize("seed", range(dose(1, 6)))
+def test_faults_cost_misses_and_no_byte(bucket: Bucket, tmp_path: Path, seed: int) -> None:
+    near, parts = chain(f"near {seed}"), [chain(f"far {seed} {number}", 8) for number in range(20)]
+    with (
+        FaultProxy(bucket.endpoint, FAULTS, seed=seed) as proxy,
+        nodes(bucket.behind(proxy.endpoint), tmp_path, f"faults-{seed}") as (a, b),
+    ):
+        b.put(near)
+        for hashes in parts:
+            a.put(hashes)
+            for found in parts:
+                b.get(found, timeout_s=5.0)
+            began = time.monotonic()
+            assert b.get(near) == COUNT, "what is stored here is served"
+            assert time.monotonic() - began < AT_MOST_S
+            time.sleep(0.5)
+        assert len(proxy.met) > len(FAULTS) // 2, proxy.met
+        proxy.chances = {}
+
+        # A store gives up a block that arrived damaged. One that comes now finds all.
+        c = Node(tmp_path / "c", bucket.url(f"faults-{seed}"), bucket.endpoint)
+
+        def are_found() -> bool:
+            missing = [hashes for hashes in parts if not c.finds(hashes)]
+            for hashes in missing:
+                a.put_again(hashes)
+            time.sleep(1)
+            return not missing
+
+        try:
+            until("all is found", are_found)
+            assert all(c.get(hashes) == len(hashes) for hashes in parts)
+        finally:
+            c.store.close()
+
+
+HOST = """
+import sys, time, dalsegno
+dalsegno.show_events("debug")
+path, url, endpoint = sys.argv[1:]
+store = dalsegno.open(path, capacity="64MiB", dram=0, far=url, far_flush_s=0.1,
+                      far_options={"endpoint": endpoint, "region": "us-east-1"})
+namespace = store.namespace({"test": "secrets"}, layers=1, slice_bytes=65536)
+namespace.put_batch([b"a" * 32], [bytearray(65536)])
+time.sleep(3)
+print(store.stats(), store.info() if hasattr(store, "info") else "")
+try:
+    dalsegno.far_survey(url)
+except dalsegno.DalsegnoError as error:
+    print(error, error.__cause__)
+store.close()
+"""
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_no_secret_is_in_anything_that_a_run_writes(
+    bucket: Bucket, tmp_path: Path, *, right: bool
+) -> None:
+    secret = bucket.secret if right else "WRONG-" + bucket.secret
+    environment = {**os.environ, **bucket.environment(), "AWS_SECRET_ACCESS_KEY": secret}
+    ran = subprocess.run(
+        [sys.executable, "-c", HOST, str(tmp_path / "kv"), bucket.url("secrets"), bucket.endpoint],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    written = [ran.stdout.encode(), ran.stderr.encode()]
+    written += [path.read_bytes() for path in (tmp_path / "kv").rglob("*") if path.is_file()]
+    for what in written:
+        assert bucket.key_id.encode() not in what
+        assert bucket.secret.encode() not in what
+    if not right:
+        assert "credentials" in ran.stdout + ran.stderr
