@@ -117,8 +117,9 @@ def mapping(name: str, value: object) -> dict[str, Any]:
     """Checks a dictionary with text as keys."""
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return dict(value)
-    # Its value is not repeated: what was taken for far_options may be secret.
-    raise InvalidError(f"{name} is of the kind {type(value).__name__}; it must be an object")
+    # What was taken for far_options may be secret.
+    shown = f"of the kind {type(value).__name__}" if name == "far_options" else repr(value)
+    raise InvalidError(f"{name} is {shown}; it must be an object")
 
 
 def codec(name: str, value: object) -> str:
