@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import subprocess
 import sys
@@ -13,59 +12,18 @@ from pathlib import Path
 
 import pytest
 from tests.dose import dose
+from tests.far.nodes import COUNT, Node, chain
 from tests.skipping import skip_if_missing
 
-import dalsegno
 from dalsegno_bench.object_store.faults import FaultProxy
 from dalsegno_bench.object_store.servers import SERVERS, Bucket, missing, running
 from dalsegno_bench.shared_fs.processes import until
 
 pytestmark = pytest.mark.slow
 
-LAYERS, SLICE_BYTES, COUNT = 4, 65_536, 24
-BLOCK_BYTES = LAYERS * SLICE_BYTES
 ROOT = Path(__file__).parents[2]
 # A call with a deadline has ended by then, however busy the machine is.
 AT_MOST_S = 30.0
-
-
-def chain(name: str, count: int = COUNT) -> list[bytes]:
-    return [hashlib.sha256(f"{name} {at}".encode()).digest() for at in range(count)]
-
-
-def block(name: bytes) -> bytes:
-    """The bytes that belong to a name, and to no other."""
-    return name * (BLOCK_BYTES // len(name))
-
-
-class Node:
-    """A store on a local disk whose far location is a prefix in a bucket."""
-
-    def __init__(self, path: Path, url: str, endpoint: str, **settings: object) -> None:
-        options = {"endpoint": endpoint, "region": "us-east-1"}
-        base = {"capacity": "64MiB", "dram": 0, "far": url, "far_options": options}
-        self.store = dalsegno.open(path, **{**base, "far_flush_s": 0.2, **settings})
-        fields = {"test": "far"}
-        self.namespace = self.store.namespace(fields, layers=LAYERS, slice_bytes=SLICE_BYTES)
-
-    def put(self, hashes: list[bytes]) -> None:
-        report = self.namespace.put_batch(hashes, [block(one) for one in hashes])
-        assert report.stored == len(hashes)
-
-    def put_again(self, hashes: list[bytes]) -> None:
-        """Offers blocks whose publication failed once more."""
-        self.namespace.put_batch(hashes, [block(one) for one in hashes])
-
-    def get(self, hashes: list[bytes], timeout_s: float = 60.0) -> int:
-        """Loads a prefix and compares every byte; returns its blocks."""
-        out = [bytearray(BLOCK_BYTES) for _ in hashes]
-        hits = self.namespace.get_batch(hashes, out, timeout_s=timeout_s)
-        for name, got in zip(hashes[:hits], out, strict=False):
-            assert got == block(name), "wrong bytes"
-        return hits
-
-    def finds(self, hashes: list[bytes]) -> bool:
-        return self.namespace.probe(hashes) == len(hashes)
 
 
 @pytest.fixture(scope="module", params=SERVERS)
@@ -84,13 +42,19 @@ def credentials(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setenv(name, value)
 
 
+def reached(bucket: Bucket) -> dict[str, str]:
+    """How stores reach a bucket."""
+    return {"endpoint": bucket.endpoint, "region": "us-east-1"}
+
+
 @contextmanager
 def nodes(bucket: Bucket, folder: Path, name: str, **settings: object) -> Iterator[list[Node]]:
     """Two nodes with empty local disks, and a prefix of their own."""
     with ExitStack() as opened:
         pair = []
         for node in ("a", "b"):
-            pair.append(Node(folder / node, bucket.url(name), bucket.endpoint, **settings))
+            options = reached(bucket)
+            pair.append(Node(folder / node, bucket.url(name), far_options=options, **settings))
             opened.callback(pair[-1].store.close)
         yield pair
 
@@ -160,7 +124,7 @@ def test_faults_cost_misses_and_no_byte(bucket: Bucket, tmp_path: Path, seed: in
         proxy.chances = {}
 
         # A store gives up a block that arrived damaged. One that comes now finds all.
-        c = Node(tmp_path / "c", bucket.url(f"faults-{seed}"), bucket.endpoint)
+        c = Node(tmp_path / "c", bucket.url(f"faults-{seed}"), far_options=reached(bucket))
 
         def are_found() -> bool:
             missing = [hashes for hashes in parts if not c.finds(hashes)]

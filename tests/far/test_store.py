@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import subprocess
 import sys
@@ -12,57 +11,25 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from tests.far.nodes import COUNT, Node, chain
 from tests.far.shared_fs import mounted
 
-import dalsegno
 from dalsegno_bench.shared_fs.kinds import KINDS, MORE_KINDS
 from dalsegno_bench.shared_fs.mounts import SharedFs, mounts_env
 from dalsegno_bench.shared_fs.processes import paused, until
 
 pytestmark = pytest.mark.slow
 
-LAYERS, SLICE_BYTES, COUNT = 4, 65_536, 24
-BLOCK_BYTES = LAYERS * SLICE_BYTES
-LIMIT_S = 60.0
 # A call with a deadline has ended by then, however busy the machine is.
 AT_MOST_S = 30.0
 # CephFS lets other hosts wait for what a host held that ended, for 60 s.
 AFTER_END_S = 150.0
 
 
-def chain(name: str, count: int = COUNT) -> list[bytes]:
-    return [hashlib.sha256(f"{name} {at}".encode()).digest() for at in range(count)]
-
-
-def block(name: bytes) -> bytes:
-    """The bytes that belong to a name, and to no other."""
-    return name * (BLOCK_BYTES // len(name))
-
-
-class Node:
-    """A store on a local disk whose far directory is one of the mounts."""
-
-    def __init__(self, path: Path, far: Path, **settings: object) -> None:
-        far.mkdir(exist_ok=True)
-        base = {"capacity": "64MiB", "dram": 0, "far": str(far), "far_flush_s": 0.2}
-        self.store = dalsegno.open(path, **{**base, **settings})
-        fields = {"test": "far"}
-        self.namespace = self.store.namespace(fields, layers=LAYERS, slice_bytes=SLICE_BYTES)
-
-    def put(self, hashes: list[bytes]) -> None:
-        report = self.namespace.put_batch(hashes, [block(one) for one in hashes])
-        assert report.stored == len(hashes)
-
-    def get(self, hashes: list[bytes], timeout_s: float = LIMIT_S) -> int:
-        """Loads a prefix and compares every byte; returns its blocks."""
-        out = [bytearray(BLOCK_BYTES) for _ in hashes]
-        hits = self.namespace.get_batch(hashes, out, timeout_s=timeout_s)
-        for name, got in zip(hashes[:hits], out, strict=False):
-            assert got == block(name), "wrong bytes"
-        return hits
-
-    def finds(self, hashes: list[bytes]) -> bool:
-        return self.namespace.probe(hashes) == len(hashes)
+def node_on(path: Path, far: Path, **settings: object) -> Node:
+    """Returns a node with a far directory, which is made if needed."""
+    far.mkdir(exist_ok=True)
+    return Node(path, str(far), **settings)
 
 
 def published(node: Node) -> int:
@@ -78,7 +45,7 @@ def nodes(fs: SharedFs, folder: Path, name: str, **settings: object) -> Iterator
     with ExitStack() as opened:
         pair = []
         for node, mount in (("a", fs.a), ("b", fs.b)):
-            pair.append(Node(folder / node, mount / name, **settings))
+            pair.append(node_on(folder / node, mount / name, **settings))
             opened.callback(pair[-1].store.close)
             until("the other mount shows the folder", (fs.b / name).is_dir)
         yield pair[0], pair[1]
@@ -175,8 +142,8 @@ def test_the_end_of_a_host_delays_what_others_find_and_none_of_their_calls(
 HOST = """
 import sys, time
 from pathlib import Path
-from tests.far.test_store import Node, chain
-node = Node(Path(sys.argv[1]), Path(sys.argv[2]))
+from tests.far.test_store import chain, node_on
+node = node_on(Path(sys.argv[1]), Path(sys.argv[2]))
 node.put(chain("killed"))
 deadline = time.monotonic() + 60
 while node.store.stats()["far"]["published"]["blocks"] < len(chain("killed")):
@@ -199,7 +166,7 @@ def test_what_a_killed_node_published_stays(
         assert host.stdout is not None
         assert host.stdout.readline() == "published\n"
         host.kill()
-    b = Node(tmp_path / "b", fs.b / "killed")
+    b = node_on(tmp_path / "b", fs.b / "killed")
     try:
         until("B finds what A stored", lambda: b.finds(hashes))
         assert b.get(hashes) == COUNT

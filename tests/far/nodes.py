@@ -1,0 +1,50 @@
+"""Nodes of the tests: a store on a local disk with a far location, and blocks that it checks."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import dalsegno
+
+LAYERS, SLICE_BYTES, COUNT = 4, 65_536, 24
+BLOCK_BYTES = LAYERS * SLICE_BYTES
+LIMIT_S = 60.0
+
+
+def chain(name: str, count: int = COUNT) -> list[bytes]:
+    return [hashlib.sha256(f"{name} {at}".encode()).digest() for at in range(count)]
+
+
+def block(name: bytes) -> bytes:
+    """The bytes that belong to a name, and to no other."""
+    return name * (BLOCK_BYTES // len(name))
+
+
+class Node:
+    """A store on a local disk with a far location."""
+
+    def __init__(self, path: Path, far: str, **settings: object) -> None:
+        base = {"capacity": "64MiB", "dram": 0, "far": far, "far_flush_s": 0.2}
+        self.store = dalsegno.open(path, **{**base, **settings})
+        fields = {"test": "far"}
+        self.namespace = self.store.namespace(fields, layers=LAYERS, slice_bytes=SLICE_BYTES)
+
+    def put(self, hashes: list[bytes]) -> None:
+        report = self.namespace.put_batch(hashes, [block(one) for one in hashes])
+        assert report.stored == len(hashes)
+
+    def put_again(self, hashes: list[bytes]) -> None:
+        """Offers blocks whose publication failed once more."""
+        self.namespace.put_batch(hashes, [block(one) for one in hashes])
+
+    def get(self, hashes: list[bytes], timeout_s: float = LIMIT_S) -> int:
+        """Loads a prefix and compares every byte; returns its blocks."""
+        out = [bytearray(BLOCK_BYTES) for _ in hashes]
+        hits = self.namespace.get_batch(hashes, out, timeout_s=timeout_s)
+        for name, got in zip(hashes[:hits], out, strict=False):
+            assert got == block(name), "wrong bytes"
+        return hits
+
+    def finds(self, hashes: list[bytes]) -> bool:
+        return self.namespace.probe(hashes) == len(hashes)
