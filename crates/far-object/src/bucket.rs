@@ -27,7 +27,7 @@ use crate::traffic::Traffic;
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// How long a server may take until its response begins, and send nothing while it goes on.
-pub(crate) const SILENCE: Duration = Duration::from_secs(10);
+const SILENCE: Duration = Duration::from_secs(10);
 /// A call without a deadline ends after this.
 const LONGEST_CALL: Duration = Duration::from_secs(120);
 
@@ -115,8 +115,7 @@ impl Bucket {
     where
         F: Future<Output = Result<T, Failure>>,
     {
-        let mut pauses = Pauses::default();
-        loop {
+        for tries in 1.. {
             self.wait_for_turn(until).await?;
             let ended = tokio::time::timeout_at(until, noting_status(request())).await;
             let failure = match ended {
@@ -125,13 +124,30 @@ impl Bucket {
                 Err(_) => Failure::of(Cause::Timeout),
             };
             self.note(&failure);
-            let next = pauses.next_moment();
+            let next = next_try(tries);
             if !failure.cause.is_momentary() || next >= until {
                 return Err(failure);
             }
             self.traffic.note_retry();
             tokio::time::sleep_until(next).await;
         }
+        unreachable!("the deadline is over before")
+    }
+
+    /// As [`Self::attempt`], for a request of the client alone.
+    pub(crate) async fn request<T, F>(
+        &self,
+        until: Instant,
+        mut request: impl FnMut() -> F,
+    ) -> Result<T, Failure>
+    where
+        F: Future<Output = object_store::Result<T>>,
+    {
+        let attempt = || {
+            let asked = request();
+            async { asked.await.map_err(|error| Failure::from_client(&error)) }
+        };
+        self.attempt(until, attempt).await
     }
 
     /// Counts a failure, and slows down if the server asks for that.
@@ -162,9 +178,9 @@ impl Bucket {
         payload: &PutPayload,
         until: Instant,
     ) -> Result<(), Failure> {
-        let mut pauses = Pauses::default();
+        let mut tries = 0;
         loop {
-            let put = self.attempt(until, || self.put(key, payload)).await;
+            let put = self.request(until, || self.put(key, payload)).await;
             match put {
                 Err(failure) if failure.is_not_implemented() => {
                     if self.writes_over.swap(true, Ordering::Relaxed) {
@@ -176,7 +192,8 @@ impl Bucket {
                         Ok(true) => break,
                         // A creation of ours is still under way at the server, or failed there.
                         Err(missing) if missing.cause == Cause::Missing => {
-                            let next = pauses.next_moment();
+                            tries += 1;
+                            let next = next_try(tries);
                             if next >= until {
                                 return Err(failure);
                             }
@@ -195,13 +212,12 @@ impl Bucket {
     }
 
     /// Makes an object, or writes it over where the server knows no creation: names are never used twice.
-    async fn put(&self, key: &Key, payload: &PutPayload) -> Result<(), Failure> {
+    async fn put(&self, key: &Key, payload: &PutPayload) -> object_store::Result<()> {
         let writes_over = self.writes_over.load(Ordering::Relaxed);
         let mode = if writes_over { PutMode::Overwrite } else { PutMode::Create };
         let attributes = self.client.attributes.clone();
         let options = PutOptions { mode, attributes, ..PutOptions::default() };
-        let put = self.store().put_opts(key, payload.clone(), options).await;
-        put.map(drop).map_err(|error| Failure::from_client(&error))
+        self.store().put_opts(key, payload.clone(), options).await.map(drop)
     }
 
     /// Whether an object has these bytes.
@@ -236,16 +252,14 @@ impl Bucket {
     ) -> Result<Fetched, Failure> {
         let get = || async {
             let failed = |error: object_store::Error| Failure::from_client(&error);
-            let late = |_| Failure::of(Cause::Timeout);
-            let got =
-                timeout(SILENCE, self.store().get(key)).await.map_err(late)?.map_err(failed)?;
+            let got = unless_silent(self.store().get(key)).await?.map_err(failed)?;
             let bytes = got.meta.size;
             if bytes > limit {
                 return Ok(Fetched::TooLarge);
             }
             let mut body = got.into_stream();
             let mut whole = Vec::with_capacity(usize::try_from(bytes).unwrap_or_default());
-            while let Some(piece) = timeout(SILENCE, body.next()).await.map_err(late)? {
+            while let Some(piece) = unless_silent(body.next()).await? {
                 let piece = piece.map_err(failed)?;
                 if (whole.len() + piece.len()) as u64 > bytes {
                     return Err(Failure::of(Cause::Protocol));
@@ -269,31 +283,17 @@ pub(crate) enum Fetched {
     TooLarge,
 }
 
-/// The pauses between tries of one call.
-#[derive(Debug)]
-pub(crate) struct Pauses(Duration);
-
-impl Default for Pauses {
-    fn default() -> Self {
-        Self(FIRST_PAUSE)
-    }
+/// When to try again after so many tries: after half of a pause up to all of it, so that hosts that failed together do
+/// not try again together.
+pub(crate) fn next_try(tries: u32) -> Instant {
+    let doubled = 2_u32.saturating_pow(tries.saturating_sub(1).min(8));
+    let pause = (FIRST_PAUSE * doubled).min(LONGEST_PAUSE);
+    let random = dalsegno_io::random_bytes::<2>().map_or(0, u16::from_le_bytes);
+    let part = 0.5 + f64::from(random) / f64::from(u16::MAX) / 2.0;
+    Instant::now() + pause.mul_f64(part)
 }
 
-impl Pauses {
-    /// The pause after so many tries.
-    pub(crate) fn after(tries: u32) -> Self {
-        Self(
-            (FIRST_PAUSE * 2_u32.saturating_pow(tries.saturating_sub(1).min(8))).min(LONGEST_PAUSE),
-        )
-    }
-
-    /// When the next try begins: after half of a pause up to all of it, so that hosts that failed together do not try
-    /// again together.
-    pub(crate) fn next_moment(&mut self) -> Instant {
-        let random = dalsegno_io::random_bytes::<2>().map_or(0, u16::from_le_bytes);
-        let part = 0.5 + f64::from(random) / f64::from(u16::MAX) / 2.0;
-        let next = Instant::now() + self.0.mul_f64(part);
-        self.0 = (2 * self.0).min(LONGEST_PAUSE);
-        next
-    }
+/// Waits for a server, which may send nothing for so long.
+pub(crate) async fn unless_silent<T>(what: impl Future<Output = T>) -> Result<T, Failure> {
+    timeout(SILENCE, what).await.map_err(|_| Failure::of(Cause::Timeout))
 }

@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
-use crate::bucket::{Bucket, Pauses, SILENCE};
+use crate::bucket::{Bucket, next_try, unless_silent};
 use crate::cost::CostModel;
 use crate::failure::{Cause, Failure};
 use crate::network::CallPlace;
@@ -405,7 +405,7 @@ impl UnderWay<'_> {
         }
         bucket.note(&failure);
         let tries = self.run.note_try();
-        let next = Pauses::after(tries).next_moment();
+        let next = next_try(tries);
         if !failure.cause.is_momentary() || tries >= MOST_TRIES || next >= until {
             self.run.fail(&failure, &self.shown());
             return Left::Nothing;
@@ -422,17 +422,16 @@ impl UnderWay<'_> {
         let (key, began) = (bucket.key(&self.run.name.to_string()), Instant::now());
         let options =
             GetOptions { range: Some(GetRange::Bounded(range.clone())), ..GetOptions::default() };
-        let got = tokio::time::timeout(SILENCE, bucket.store().get_opts(&key, options));
+        let got = unless_silent(bucket.store().get_opts(&key, options));
         let Some(got) = self.run.wait(got).await else { return Ok(()) };
-        let got = got.map_err(|_| Failure::of(Cause::Timeout))?.map_err(failed)?;
+        let got = got?.map_err(failed)?;
         let response = began.elapsed();
         let (size, mut at) = (got.meta.size, got.range.start);
         let mut body = got.into_stream();
         let from = Instant::now();
         while self.run.first_deadline().is_some() {
-            let next = tokio::time::timeout(SILENCE, body.next());
-            let Some(next) = self.run.wait(next).await else { break };
-            match next.map_err(|_| Failure::of(Cause::Timeout))? {
+            let Some(next) = self.run.wait(unless_silent(body.next())).await else { break };
+            match next? {
                 Some(piece) => {
                     let piece = piece.map_err(failed)?;
                     self.run.fill(at, &piece);

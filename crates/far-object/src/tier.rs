@@ -244,13 +244,7 @@ impl Tier for ObjectTier {
         let text = name.to_string();
         self.answer(ask, "remove", text.clone(), move |bucket, until| async move {
             let key = bucket.key(&text);
-            let removed = bucket
-                .attempt(until, || async {
-                    let removed = bucket.store().delete(&key).await;
-                    removed.map_err(|error| Failure::from_client(&error))
-                })
-                .await;
-            match removed {
+            match bucket.request(until, || bucket.store().delete(&key)).await {
                 Err(failure) if failure.cause == Cause::Missing => Ok(()),
                 ended => ended,
             }
@@ -282,12 +276,7 @@ impl Tier for ObjectTier {
                 return Ok(time);
             }
             let key = bucket.key(NO_OBJECT);
-            let head = bucket
-                .attempt(until, || async {
-                    let head = bucket.store().head(&key).await;
-                    head.map(drop).map_err(|error| Failure::from_client(&error))
-                })
-                .await;
+            let head = bucket.request(until, || bucket.store().head(&key)).await;
             match (bucket.traffic.server_time(), head) {
                 (Some(time), _) => Ok(time),
                 (None, Err(failure)) if failure.cause != Cause::Missing => Err(failure),
@@ -304,12 +293,8 @@ impl Tier for ObjectTier {
     fn writers(&self, ask: Ask<Vec<WriterId>>) {
         self.answer(ask, "list", String::new(), |bucket, until| async move {
             let prefix = bucket.key("");
-            let listed = bucket
-                .attempt(until, || async {
-                    let listed = bucket.store().list_with_delimiter(Some(&prefix)).await;
-                    listed.map_err(|error| Failure::from_client(&error))
-                })
-                .await?;
+            let list = || bucket.store().list_with_delimiter(Some(&prefix));
+            let listed = bucket.request(until, list).await?;
             let named = |folder| WriterId::parse(&bucket.name(folder)?);
             let mut writers: Vec<WriterId> =
                 listed.common_prefixes.iter().filter_map(named).collect();
@@ -337,12 +322,7 @@ impl Tier for ObjectTier {
         let text = name.to_string();
         self.answer(ask, "age", text.clone(), move |bucket, until| async move {
             let key = bucket.key(&text);
-            let meta = bucket
-                .attempt(until, || async {
-                    let head = bucket.store().head(&key).await;
-                    head.map_err(|error| Failure::from_client(&error))
-                })
-                .await?;
+            let meta = bucket.request(until, || bucket.store().head(&key)).await?;
             age_of(&bucket, &meta)
         });
     }
