@@ -147,7 +147,6 @@ impl FarTier {
 
     /// Where a block is, if it can be read.
     pub(crate) fn find(&self, namespace: NamespaceId, hash: &ChainHash) -> Option<FarPlace> {
-        self.note_use();
         self.member.index.find(namespace, hash)
     }
 
