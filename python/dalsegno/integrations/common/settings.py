@@ -117,9 +117,16 @@ def mapping(name: str, value: object) -> dict[str, Any]:
     """Checks a dictionary with text as keys."""
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return dict(value)
-    # What was taken for far_options may be secret.
-    shown = f"of the kind {type(value).__name__}" if name == "far_options" else repr(value)
-    raise InvalidError(f"{name} is {shown}; it must be an object")
+    raise InvalidError(f"{name} is {value!r}; it must be an object")
+
+
+def far_options(name: str, value: object) -> dict[str, Any]:
+    """Checks a `mapping` without repeating its value: what was taken for it may be secret."""
+    try:
+        return mapping(name, value)
+    except InvalidError:
+        kind = type(value).__name__
+        raise InvalidError(f"{name} is of the kind {kind}; it must be an object") from None
 
 
 def codec(name: str, value: object) -> str:
@@ -153,7 +160,7 @@ def far_write(name: str, value: object) -> str:
 _OF_STORE: dict[str, Check] = {
     "capacity": byte_count,
     "far": lambda name, value: far_place(text(name, value, 4096), name),
-    "far_options": mapping,
+    "far_options": far_options,
     "far_capacity": byte_count,
     "far_workers": lambda name, value: count(name, value, 64),
     "far_write": far_write,
