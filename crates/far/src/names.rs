@@ -83,6 +83,9 @@ impl fmt::Display for Object {
 }
 
 impl Object {
+    /// Comes after all packs, and before everything else: a listing from it on shows no pack.
+    pub const LAST_PACK: Self = Self::Pack(COUNT_LIMIT);
+
     /// Parses a name in the folder of a writer; `None` if it is not that of an object.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use dalsegno_serve::SOCKET_PREFIX;
-use dalsegno_store::Keep;
+use dalsegno_store::{FarOptions, FarPlace, Keep};
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 
-use crate::errors::InvalidError;
+use crate::errors::{InvalidError, OrRaise};
 
 /// Seconds from Python as a duration; `None` for no limit.
 pub(crate) fn timeout(seconds: Option<f64>) -> PyResult<Option<Duration>> {
@@ -121,25 +121,42 @@ impl<'a, 'py> FromPyObject<'a, 'py> for LocalPath {
     }
 }
 
-/// A far location: a directory as [`LocalPath`], or the URL of an object store as it is.
-pub(crate) struct FarPlace(PathBuf);
+/// A far location: a directory as [`LocalPath`], or a URL as it is.
+pub(crate) struct FarPath(pub(crate) PathBuf);
 
-impl AsRef<Path> for FarPlace {
-    fn as_ref(&self) -> &Path {
-        &self.0
+impl FarPath {
+    /// The location, with the options that were given for a URL.
+    pub(crate) fn with(self, options: Option<FarOptionsGiven>) -> FarPlace {
+        FarPlace { path: self.0, options: options.map(|FarOptionsGiven(options)| options) }
     }
 }
 
-impl<'a, 'py> FromPyObject<'a, 'py> for FarPlace {
+impl<'a, 'py> FromPyObject<'a, 'py> for FarPath {
     type Error = PyErr;
 
     fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
         if let Ok(text) = object.extract::<String>()
-            && dalsegno_store::is_object_url(&text)
+            && dalsegno_store::is_far_url(&text)
         {
             return Ok(Self(text.into()));
         }
         LocalPath::extract(object).map(|LocalPath(path)| Self(path))
+    }
+}
+
+/// Options of a far location, as a mapping.
+pub(crate) struct FarOptionsGiven(FarOptions);
+
+impl<'a, 'py> FromPyObject<'a, 'py> for FarOptionsGiven {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        let dumped = object.py().import("json")?.call_method1("dumps", (object,));
+        // What was taken for an option may be secret.
+        let wrong = || InvalidError::new_err("options must be a mapping of names to plain values");
+        let text: String = dumped.map_err(|_| wrong())?.extract()?;
+        let given = serde_json::from_str(&text).map_err(|_| wrong())?;
+        FarOptions::parse(given).or_raise().map(Self)
     }
 }
 

@@ -21,6 +21,7 @@ mod json;
 mod lease;
 mod load;
 mod log;
+mod mooncake;
 mod namespace;
 mod offline;
 mod pages;
@@ -46,6 +47,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     errors::register(module)?;
     log::log_events();
+    mooncake::install();
     module.add_class::<store::PyStore>()?;
     module.add_class::<server::PyServer>()?;
     module.add_class::<namespace::PyNamespace>()?;

@@ -47,15 +47,20 @@ pub use counters::{MergeStats, ScrubStats};
 pub use dalsegno_core::IndexTuning;
 pub use dalsegno_core::{
     Admission, BlockTier, ChainHash, Compression, Config, DramAdmission, Durability, EngineChoice,
-    Error, ErrorKind, FarWrite, IndexChoice, KvLayout, Limits, Namespace, NamespaceBuilder,
+    Error, ErrorKind, FarOptions, FarWrite, IndexChoice, KvLayout, Limits, Namespace, NamespaceBuilder,
     NamespaceId, Result, StoreId, format_bytes, parse_bytes, to_hex,
 };
+/// Mooncake's client, which a program gives to the stores of its process.
+pub mod mooncake {
+    pub use dalsegno_far_mooncake::{Client, ClientError, Connect, MooncakeLocation, set_connector};
+}
+
 pub use dalsegno_extent::offline::{Inspection, ShownField, ShownPart, ShownRecord};
 pub use dalsegno_extent::{Cause, CompressionStats};
 pub use dalsegno_index::Scope;
 pub use dalsegno_io::{
     Backing, CopyMark, Lender, LineQueue, Memory, PagePart, PageShape, PagedBlocks, PagedMemory,
-    Region, StopSignal, StreamPoint, flush_lines, lend,
+    Region, StopSignal, StreamPoint, flush_lines, lend, spawn,
 };
 pub use dalsegno_policy::schedule::{EngineId, Phase};
 pub use device::{ClassStats, DeviceStats, ScheduleStats};
@@ -69,7 +74,7 @@ pub use load::target::PageTarget;
 pub use lookup::locate::Located;
 pub use namespaces::registrar::RegisterOptions;
 pub use offline::far::{
-    far_doctor, far_inspect, far_prune, far_survey, far_verify, is_far_location, is_object_url,
+    FarPlace, far_doctor, far_inspect, far_prune, far_survey, far_verify, is_far_location, is_far_url,
 };
 pub use offline::info::{ExtentRow, IndexRow, NamespaceRow, StoreInfo, info, inspect, list};
 pub use offline::repair::{RepairReport, repair};

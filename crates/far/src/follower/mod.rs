@@ -229,7 +229,8 @@ impl Follower {
 
     /// Lists the folder of a writer, and adds its new catalogs to the wanted ones.
     fn list(&mut self, writer: WriterId, wanted: &mut Vec<(WriterId, u64)>, polled: &mut Polled) {
-        let listed = self.member.ask(FOLLOW_LIMIT, |tier, ask| tier.list(writer, None, ask));
+        let from = Some(Object::LAST_PACK);
+        let listed = self.member.ask(FOLLOW_LIMIT, |tier, ask| tier.list(writer, from, ask));
         let followed = self.writers.entry(writer).or_default();
         match listed {
             Ok(listed) => {

@@ -1,6 +1,8 @@
 //! Locations that the tests of tiers run on.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
 
+pub mod mooncake;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,6 +28,9 @@ pub const VISIBLE_WITHIN: Duration = Duration::from_secs(60);
 const MOUNTS: &str = "DALSEGNO_FAR_MOUNTS";
 /// URLs of object stores, `s3://a/b,s3://c`. The environment has their endpoint and the credentials.
 const URLS: &str = "DALSEGNO_FAR_URLS";
+
+/// How Mooncake's client is started, as a command whose last word is the address of the master.
+const MOONCAKE: &str = "DALSEGNO_FAR_MOONCAKE";
 
 /// Two mounts of one location, in a part of it that is empty at first.
 pub struct Pair {
@@ -93,6 +98,31 @@ impl Pair {
         }
     }
 
+    /// Two hosts at a cluster that is a model, with other objects in memory.
+    fn in_model_cluster() -> Self {
+        let (memory, cluster) = (Self::in_memory(), mooncake::ModelCluster::default());
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+        let tier = |catalogs: &Arc<dyn Tier>| {
+            mooncake::tier("p", "model", Arc::clone(catalogs), cluster.connect(), &clock)
+        };
+        let (near, other) = (tier(&memory.near), tier(&memory.other));
+        Self { label: "model of Mooncake".to_owned(), near, other, ..memory }
+    }
+
+    /// Two hosts at a real cluster, with other objects in a local directory.
+    fn in_cluster(command: &str) -> Self {
+        let catalogs = Self::on_mounts(&std::env::temp_dir(), &std::env::temp_dir());
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+        let random = u64::from_le_bytes(random_bytes::<8>().unwrap());
+        let (prefix, master) = (format!("conformance-{random:016x}"), command.rsplit(' ').next());
+        let tier = |catalogs: &Arc<dyn Tier>| {
+            let connect = mooncake::Bridge::connect(command);
+            mooncake::tier(&prefix, master.unwrap(), Arc::clone(catalogs), connect, &clock)
+        };
+        let (near, other) = (tier(&catalogs.near), tier(&catalogs.other));
+        Self { label: "Mooncake".to_owned(), near, other, folder: None, ..catalogs }
+    }
+
     /// A file on the first mount, next to the objects.
     pub fn path(&self, writer: WriterId, name: &str) -> Option<PathBuf> {
         self.folder.as_ref().map(|folder| folder.join(writer.to_string()).join(name))
@@ -113,8 +143,9 @@ pub fn on_every_location(test: impl Fn(&Pair)) {
     });
     let urls = std::env::var(URLS).unwrap_or_default();
     let buckets = urls.split(',').filter(|url| !url.is_empty()).map(Pair::in_bucket);
-    let all = [Pair::in_memory(), Pair::on_mounts(&local, &local)];
-    let all = all.into_iter().chain(pairs).chain(buckets);
+    let cluster = std::env::var(MOONCAKE).ok().map(|command| Pair::in_cluster(&command));
+    let all = [Pair::in_memory(), Pair::on_mounts(&local, &local), Pair::in_model_cluster()];
+    let all = all.into_iter().chain(pairs).chain(buckets).chain(cluster);
     for pair in all {
         test(&pair);
     }

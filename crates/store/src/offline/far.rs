@@ -1,6 +1,6 @@
 //! A far location as programs look at it, next to the stores that use it.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,15 +14,14 @@ use dalsegno_far::offline::{
     Survey, SurveyOptions, examine, inspect, prune, survey, verify,
 };
 use dalsegno_far::{
-    DirectoryTier, DirectoryTierOptions, Object, ObjectName, Tier, WriterId, wait_for,
+    DirectoryTier, DirectoryTierOptions, LocationPath, Object, ObjectName, Tier, WriterId, wait_for,
 };
-use dalsegno_far_object::{ObjectLocation, ObjectTier, OpenError};
 use dalsegno_io::{DirectoryNames, IoError, SystemClock, random_bytes};
 
 use crate::error::unavailable;
 use crate::far::tier::writer_id;
 use crate::open::directory::refuse_forked;
-use crate::open::far_location::{object_location, open_object};
+use crate::open::far_location::{FarLocation, is_url, located, open_mooncake, open_object};
 
 /// Calls to a location at a time.
 const WORKERS: u32 = 16;
@@ -31,14 +30,34 @@ const DOCTOR_SECONDS: std::ops::RangeInclusive<f64> = 2.0..=600.0;
 /// How long an object store may take to list its writers.
 const LIST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Whether a directory is a far location: it has folders of writers, and is no store itself. An object store always is
-/// one. Nothing is written.
+/// A far location as a program names it.
+#[derive(Clone, Debug)]
+pub struct FarPlace {
+    /// A directory, or a URL.
+    pub path: PathBuf,
+    /// How what a URL names is reached.
+    pub options: Option<FarOptions>,
+}
+
+impl FarPlace {
+    /// The URL, if it is one.
+    fn url(&self) -> Option<&str> {
+        self.path.to_str().filter(|text| is_url(text))
+    }
+
+    fn failed(&self, error: IoError) -> Error {
+        unavailable(&self.path, error)
+    }
+}
+
+/// Whether a directory is a far location: it has folders of writers, and is no store itself. A URL always is one.
+/// Nothing is written.
 ///
 /// # Errors
 ///
 /// `Unavailable` if the directory cannot be read.
 pub fn is_far_location(path: &Path) -> Result<bool> {
-    if object_url(path).is_some() {
+    if path.to_str().is_some_and(is_url) {
         return Ok(true);
     }
     let names = DirectoryNames::read(path).map_err(|error| unavailable(path, error))?;
@@ -52,12 +71,12 @@ pub fn is_far_location(path: &Path) -> Result<bool> {
 ///
 /// `Invalid` if the directory is no far location; `Unavailable` if it cannot be read.
 pub fn far_survey(
-    path: &Path,
+    place: &FarPlace,
     extents: usize,
     progress: &(dyn Fn(u64, u64) + Sync),
 ) -> Result<Survey> {
-    let location = open(path)?;
-    survey(&location, SurveyOptions { extents }, progress).map_err(|error| unavailable(path, error))
+    let location = open(place)?;
+    survey(&location, SurveyOptions { extents }, progress).map_err(|error| place.failed(error))
 }
 
 /// Reads and checks every byte of a far location. `progress` gets the bytes done so far and in all.
@@ -65,8 +84,11 @@ pub fn far_survey(
 /// # Errors
 ///
 /// As [`far_survey`]. Damage is no error: it is in the report.
-pub fn far_verify(path: &Path, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<FarVerifyReport> {
-    verify(&open(path)?, progress).map_err(|error| unavailable(path, error))
+pub fn far_verify(
+    place: &FarPlace,
+    progress: &(dyn Fn(u64, u64) + Sync),
+) -> Result<FarVerifyReport> {
+    verify(&open(place)?, progress).map_err(|error| place.failed(error))
 }
 
 /// Shows an object of a far location with the names of its format: with `at`, the record of a pack that holds that
@@ -75,13 +97,13 @@ pub fn far_verify(path: &Path, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<F
 /// # Errors
 ///
 /// As [`far_survey`]; `Invalid` if there is no such object or record.
-pub fn far_inspect(path: &Path, file: &str, at: Option<u64>) -> Result<Inspection> {
-    let location = open(path)?;
+pub fn far_inspect(place: &FarPlace, file: &str, at: Option<u64>) -> Result<Inspection> {
+    let location = open(place)?;
     let missing = || {
         Error::invalid(format!(
             "{file:?} is not an object of the far location {}; give a folder and a name in it, as `dalsegno verify` \
              prints them, such as {}",
-            path.display(),
+            place.path.display(),
             WriterId { store: StoreId([0xab; 16]), open: 7 }.object(Object::Catalog(1))
         ))
     };
@@ -93,7 +115,7 @@ pub fn far_inspect(path: &Path, file: &str, at: Option<u64>) -> Result<Inspectio
             at.unwrap_or(0)
         ))),
         Err(error) if error.is_not_found() => Err(missing()),
-        Err(error) => Err(unavailable(path, error)),
+        Err(error) => Err(place.failed(error)),
     }
 }
 
@@ -104,14 +126,14 @@ pub fn far_inspect(path: &Path, file: &str, at: Option<u64>) -> Result<Inspectio
 ///
 /// As [`far_survey`]; `Invalid` if a name fits no writer, or a writer that runs. Nothing was removed then.
 pub fn far_prune(
-    path: &Path,
+    place: &FarPlace,
     named: &[String],
     remove: bool,
     progress: &(dyn Fn(u64, u64) + Sync),
 ) -> Result<PruneReport> {
-    prune(&open(path)?, named, remove, progress).map_err(|error| match error {
-        PruneError::Io(error) => unavailable(path, error),
-        error => Error::invalid(format!("{}: {error}", path.display())),
+    prune(&open(place)?, named, remove, progress).map_err(|error| match error {
+        PruneError::Io(error) => place.failed(error),
+        error => Error::invalid(format!("{}: {error}", place.path.display())),
     })
 }
 
@@ -123,7 +145,7 @@ pub fn far_prune(
 /// `Invalid` if the directory holds a store, or `seconds` is not 2 to 600; `Unavailable` if it cannot be written, is
 /// nearly full, or `progress` returned true.
 pub fn far_doctor(
-    path: &Path,
+    place: &FarPlace,
     other: Option<&Path>,
     seconds: f64,
     progress: &(dyn Fn(u64) -> bool + Sync),
@@ -133,34 +155,33 @@ pub fn far_doctor(
         let message = format!("seconds is {seconds}; it must be 2 to 600");
         return Err(Error::invalid(message));
     }
-    for path in [Some(path), other].into_iter().flatten().filter(|path| object_url(path).is_none())
+    let is_elsewhere = |path: &&Path| path.to_str().is_some_and(is_url);
+    if other.is_some_and(|other| place.url().is_some() || is_elsewhere(&other)) {
+        return Err(Error::invalid("what a URL names has no second mount; leave out `other`"));
+    }
+    for path in [Some(&*place.path), other].into_iter().flatten().filter(|path| !is_elsewhere(path))
     {
         let names = DirectoryNames::read(path).map_err(|error| unavailable(path, error))?;
         refuse_store(path, &names)?;
     }
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
-    if other.is_some_and(|other| object_url(other).is_some() || object_url(path).is_some()) {
-        return Err(Error::invalid("a bucket has no second mount; leave out `other`"));
-    }
-    let bucket = object_url(path).map(looked_at).transpose()?;
+    let url = place.url().map(|url| located_at(url, place)).transpose()?;
+    // What can be wrong with a URL is found here and not by each part of the examination.
+    let _tried = url.as_ref().map(|location| open_location(location, 1, &clock)).transpose()?;
     let open_at = |path: &Path, workers: u32| -> std::result::Result<Arc<dyn Tier>, IoError> {
-        if let Some(bucket) = &bucket {
-            return match ObjectTier::open(bucket, workers, &clock) {
-                Ok(tier) => Ok(Arc::new(tier)),
-                Err(OpenError::Location(error)) => Err(IoError::Os {
-                    operation: "open",
-                    file: bucket.url(),
-                    source: std::io::Error::new(std::io::ErrorKind::InvalidInput, error),
-                }),
-                Err(OpenError::Io(error)) => Err(error),
-            };
+        if let Some(location) = &url {
+            return open_location(location, workers, &clock).map_err(|error| IoError::Os {
+                operation: "open",
+                file: path.display().to_string(),
+                source: std::io::Error::other(error),
+            });
         }
         let options = DirectoryTierOptions { workers, ..Default::default() };
         Ok(Arc::new(DirectoryTier::open(path, options, Arc::clone(&clock))?))
     };
-    let near = |workers: u32| open_at(path, workers);
-    let far = |workers: u32| open_at(other.unwrap_or(path), workers);
-    let random = |error| unavailable(path, error);
+    let near = |workers: u32| open_at(&place.path, workers);
+    let far = |workers: u32| open_at(other.unwrap_or(&place.path), workers);
+    let random = |error| place.failed(error);
     let store = StoreId(random_bytes().map_err(random)?);
     let options = DoctorOptions {
         near: &near,
@@ -170,33 +191,51 @@ pub fn far_doctor(
         time: Duration::from_secs_f64(seconds),
     };
     examine(&options, progress).map_err(|error| match error {
-        DoctorError::Io(error) => unavailable(path, error),
-        error => Error::new(ErrorKind::Unavailable, format!("{}: {error}", path.display())),
+        DoctorError::Io(error) => place.failed(error),
+        error => Error::new(ErrorKind::Unavailable, format!("{}: {error}", place.path.display())),
     })
 }
 
-/// Whether a text is the URL of an object store, and no path.
+/// Whether a text is the URL of a far location, and no path.
 #[must_use]
-pub fn is_object_url(text: &str) -> bool {
-    ObjectLocation::is_url(text)
+pub fn is_far_url(text: &str) -> bool {
+    is_url(text)
 }
 
-/// The URL of an object store, if a path is one.
-fn object_url(path: &Path) -> Option<&str> {
-    path.to_str().filter(|text| is_object_url(text))
+/// The location that a URL names. What is not in the options, the environment has.
+fn located_at(url: &str, place: &FarPlace) -> Result<FarLocation> {
+    let directory = |far: &str| {
+        let (path, folder, store) = (PathBuf::from(far), None, None);
+        Ok(FarLocation::Directory(LocationPath { path, folder, store }))
+    };
+    located(url, place.options.as_ref(), None, &directory)
 }
 
-/// A bucket that a program looks at. The environment has its endpoint and the credentials.
-fn looked_at(url: &str) -> Result<ObjectLocation> {
-    object_location(url, FarOptions::default())
+/// Opens a location for a program that looks at it.
+fn open_location(
+    location: &FarLocation,
+    workers: u32,
+    clock: &Arc<dyn Clock>,
+) -> Result<Arc<dyn Tier>> {
+    match location {
+        FarLocation::Directory(location) => {
+            let options = DirectoryTierOptions { workers, ..Default::default() };
+            let opened = DirectoryTier::open_at(location.clone(), options, Arc::clone(clock));
+            Ok(Arc::new(opened.map_err(|error| unavailable(&location.path, error))?))
+        }
+        FarLocation::Object(location) => open_object(location, workers, clock),
+        FarLocation::Mooncake(location, catalogs) => {
+            open_mooncake(location, open_location(catalogs, workers, clock)?, workers, clock)
+        }
+    }
 }
 
-/// Opens an object store in which a writer has published.
-fn open_bucket(path: &Path, url: &str) -> Result<Location> {
+/// Opens what a URL names, and in which a writer has published.
+fn open_url(place: &FarPlace, url: &str) -> Result<Location> {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
-    let tier = open_object(&looked_at(url)?, WORKERS, &clock)?;
+    let tier = open_location(&located_at(url, place)?, WORKERS, &clock)?;
     let writers = wait_for(&clock, LIST_TIMEOUT, |ask| tier.writers(ask));
-    if writers.map_err(|error| unavailable(path, error))?.is_empty() {
+    if writers.map_err(|error| place.failed(error))?.is_empty() {
         return Err(Error::invalid(format!(
             "{url} is no far location: it has no folder <store id>-<number> of a writer; give the URL that stores name \
              as `far`, and in which one has published"
@@ -206,13 +245,16 @@ fn open_bucket(path: &Path, url: &str) -> Result<Location> {
 }
 
 /// Opens a far location that exists.
-fn open(path: &Path) -> Result<Location> {
+fn open(place: &FarPlace) -> Result<Location> {
     refuse_forked()?;
-    if let Some(url) = object_url(path) {
-        return open_bucket(path, url);
+    if let Some(url) = place.url() {
+        return open_url(place, url);
     }
-    let failed = |error| unavailable(path, error);
-    let names = DirectoryNames::read(path).map_err(failed)?;
+    if place.options.is_some() {
+        return Err(Error::invalid("a directory has no options; leave them out"));
+    }
+    let path = &place.path;
+    let names = DirectoryNames::read(path).map_err(|error| place.failed(error))?;
     refuse_store(path, &names)?;
     if !has_writers(&names) {
         return Err(Error::invalid(format!(
@@ -223,8 +265,8 @@ fn open(path: &Path) -> Result<Location> {
     }
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     let options = DirectoryTierOptions { workers: WORKERS, ..Default::default() };
-    let tier = DirectoryTier::open(path, options, Arc::clone(&clock)).map_err(failed)?;
-    Ok(Location::new(Arc::new(tier), clock))
+    let tier = DirectoryTier::open(path, options, Arc::clone(&clock));
+    Ok(Location::new(Arc::new(tier.map_err(|error| place.failed(error))?), clock))
 }
 
 fn refuse_store(path: &Path, names: &DirectoryNames) -> Result<()> {

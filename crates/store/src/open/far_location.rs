@@ -1,8 +1,9 @@
-//! Which far location a store may use: a directory, or a place in an object store.
+//! Which far location a store may use: a directory, a place in an object store, or one in a Mooncake cluster.
 //!
 //! 1. It is looked at before anything of the store is created, so a store with a wrong `far` leaves nothing behind.
 //! 2. A file system that does not respond delays that for a second. What it would have shown is found out when it does.
-//!    An object store is not asked at all: what is wrong there makes the tier fail, and local blocks are served.
+//!    An object store and a cluster are not asked at all: what is wrong there makes the tier fail, and local blocks are
+//!    served.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use dalsegno_extent::format::STORE_FILE;
 use dalsegno_far::{
     DirectoryTier, DirectoryTierOptions, LocationError, LocationPath, Tier, TierState, wait_for,
 };
+use dalsegno_far_mooncake::{MooncakeLocation, MooncakeTier, connector};
 use dalsegno_far_object::{ObjectLocation, ObjectTier, OpenError};
 use dalsegno_io::{IoError, nearest_with_file};
 
@@ -23,7 +25,7 @@ use crate::far_work::lanes::FAR_SHARE;
 const SPACE_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long the first look at the directory may take.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(1);
-/// What a store has in an object store, unless its settings say otherwise: a bill has a bound.
+/// What a store has in an object store or a cluster, unless its settings say otherwise: a bill has a bound.
 const OBJECT_CAPACITY: u64 = 1 << 40;
 
 /// Where the far tier of a store is.
@@ -33,6 +35,8 @@ pub(crate) enum FarLocation {
     Directory(LocationPath),
     /// A place in an object store.
     Object(ObjectLocation),
+    /// A place in a Mooncake cluster, and where everything but packs is.
+    Mooncake(MooncakeLocation, Box<FarLocation>),
 }
 
 /// The far location of the store in `path`, if it has one.
@@ -50,26 +54,54 @@ pub(crate) fn far_location(path: &Path, config: &Config) -> Result<Option<FarLoc
         }
         return Ok(None);
     };
-    if ObjectLocation::is_url(far) {
-        let options = config.far_options.clone().unwrap_or_default();
-        let location = object_location(far, options)?;
-        let location = match &config.far_folder {
+    let folder = config.far_folder.as_deref();
+    let directory = |far: &str| far_directory(path, far, folder);
+    located(far, config.far_options.as_ref(), folder, &directory).map(Some)
+}
+
+/// Whether a text is the URL of a far location, and no path.
+pub(crate) fn is_url(text: &str) -> bool {
+    ObjectLocation::is_url(text) || MooncakeLocation::is_url(text)
+}
+
+/// The location that a text names, in a folder of it. `directory` looks at that of a file system.
+///
+/// # Errors
+///
+/// `Invalid` if the URL or an option is wrong, and what `directory` returns.
+pub(crate) fn located(
+    far: &str,
+    options: Option<&FarOptions>,
+    folder: Option<&str>,
+    directory: &dyn Fn(&str) -> Result<FarLocation>,
+) -> Result<FarLocation> {
+    let given = options.cloned().unwrap_or_default();
+    if MooncakeLocation::is_url(far) {
+        let location = MooncakeLocation::parse(far, &given)
+            .map_err(|error| Error::invalid(error.to_string()))?;
+        let of_catalogs = given.of_object_store();
+        let of_catalogs = Some(&of_catalogs).filter(|one| **one != FarOptions::default());
+        let catalogs = located(&location.catalogs, of_catalogs, folder, directory)?;
+        let location = match folder {
             Some(folder) => location.within(folder),
             None => location,
         };
-        return Ok(Some(FarLocation::Object(location)));
+        return Ok(FarLocation::Mooncake(location, Box::new(catalogs)));
     }
-    if config.far_options.is_some() {
+    if ObjectLocation::is_url(far) {
+        let location = ObjectLocation::parse(far, given)
+            .map_err(|error| Error::invalid(error.to_string()))?;
+        return Ok(FarLocation::Object(match folder {
+            Some(folder) => location.within(folder),
+            None => location,
+        }));
+    }
+    if options.is_some() {
         return Err(Error::invalid(format!(
-            "far_options are for s3://, gs:// and az://, and far is {far}; leave them out"
+            "far_options are for s3://, gs://, az:// and mooncake://, and far is {far}; leave them out"
         )));
     }
-    far_directory(path, far, config.far_folder.as_deref()).map(Some)
-}
-
-/// Checks the URL of an object store and its options.
-pub(crate) fn object_location(url: &str, options: FarOptions) -> Result<ObjectLocation> {
-    ObjectLocation::parse(url, options).map_err(|error| Error::invalid(error.to_string()))
+    directory(far)
 }
 
 /// Opens a place in an object store. Sends nothing.
@@ -131,6 +163,30 @@ pub(crate) fn open_far(
             limits.far_capacity_bytes.get_or_insert(OBJECT_CAPACITY);
             open_object(location, limits.far_workers, clock)
         }
+        FarLocation::Mooncake(location, catalogs) => {
+            // That of the cluster is not known, and it evicts what it has no space for.
+            limits.far_capacity_bytes.get_or_insert(OBJECT_CAPACITY);
+            let catalogs = open_far(catalogs, limits, clock)?;
+            open_mooncake(location, catalogs, limits.far_workers, clock)
+        }
+    }
+}
+
+/// Opens a place in a Mooncake cluster. Waits for nothing.
+pub(crate) fn open_mooncake(
+    location: &MooncakeLocation,
+    catalogs: Arc<dyn Tier>,
+    workers: u32,
+    clock: &Arc<dyn Clock>,
+) -> Result<Arc<dyn Tier>> {
+    let connect = connector().ok_or_else(|| {
+        Error::invalid(format!(
+            "far is {location}, and this program has no client of Mooncake; use the Python package"
+        ))
+    })?;
+    match MooncakeTier::open(location, catalogs, connect, workers, clock) {
+        Ok(tier) => Ok(Arc::new(tier)),
+        Err(error) => Err(unavailable(Path::new(&location.to_string()), error)),
     }
 }
 
