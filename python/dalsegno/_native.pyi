@@ -1577,7 +1577,7 @@ def repair(
 def is_far_location(path: str | PathLike[str]) -> bool:
     """Returns whether a directory is a far location: it has folders of writers, and no store.
 
-    The URL of an object store always is one. Nothing is read there, and nothing is written.
+    A URL always is one. Nothing is read there, and nothing is written.
 
     Args:
         path: A directory, where a leading ``~`` is the home directory, or a URL such as
@@ -1591,14 +1591,17 @@ def far_survey(
     path: str | PathLike[str],
     extents: int | None = None,
     progress: Callable[[int, int], object] | None = None,
+    *,
+    options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Returns what a far location holds, while stores may use it. Reads catalogs and no packs.
 
     Args:
-        path: The far location; a leading ``~`` is the home directory.
+        path: The far location: a URL, or a directory, where a leading ``~`` is the home directory.
         extents: Most extents to list; without it none.
         progress: Called as ``progress(done_objects, total_objects)`` on any thread. Its exceptions
             are ignored.
+        options: How what a URL names is reached: as `far_options` of a store.
 
     Returns:
         ``writers``, each with its folder and ``state``: ``live``, ``silent`` for more than ten
@@ -1612,14 +1615,18 @@ def far_survey(
     """
 
 def far_verify(
-    path: str | PathLike[str], progress: Callable[[int, int], object] | None = None
+    path: str | PathLike[str],
+    progress: Callable[[int, int], object] | None = None,
+    *,
+    options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Reads and checks every byte of a far location, while stores may use it.
 
     Args:
-        path: The far location; a leading ``~`` is the home directory.
+        path: The far location: a URL, or a directory, where a leading ``~`` is the home directory.
         progress: Called as ``progress(done_bytes, total_bytes)``, at least after each object, on
             any thread. Its exceptions are ignored.
+        options: How what a URL names is reached: as `far_options` of a store.
 
     Returns:
         Counts; ``unpublished``: packs without a catalog, a list of ``{"file", "bytes"}``, which are
@@ -1631,13 +1638,20 @@ def far_verify(
         UnavailableError: It cannot be read.
     """
 
-def far_inspect(path: str | PathLike[str], file: str, offset: int | None = None) -> dict[str, Any]:
+def far_inspect(
+    path: str | PathLike[str],
+    file: str,
+    offset: int | None = None,
+    *,
+    options: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     """Decodes an object of a far location, with the names of its format.
 
     Args:
-        path: The far location; a leading ``~`` is the home directory.
+        path: The far location: a URL, or a directory, where a leading ``~`` is the home directory.
         file: Folder and name of a catalog, of a pack or of a namespace's description.
         offset: In a pack, any byte of the record to decode. Without it its records are listed.
+        options: How what a URL names is reached: as `far_options` of a store.
 
     Returns:
         As `inspect`.
@@ -1652,6 +1666,7 @@ def far_prune(
     *,
     remove: bool = False,
     progress: Callable[[int, int], object] | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Finds the writers of a far location that do not run any more, and removes their objects.
 
@@ -1659,11 +1674,12 @@ def far_prune(
     through a later open. One that gave a sign of life within ten minutes is never removed.
 
     Args:
-        path: The far location; a leading ``~`` is the home directory.
+        path: The far location: a URL, or a directory, where a leading ``~`` is the home directory.
         writers: First digits of the folders of further writers, which need not be dead.
         remove: Whether to remove them. Otherwise nothing is removed.
         progress: Called as ``progress(done_objects, total_objects)`` on any thread. Its exceptions
             are ignored.
+        options: How what a URL names is reached: as `far_options` of a store.
 
     Returns:
         ``writers``: those that were removed, or would be; ``kept``: how many stay; ``is_removed``.
@@ -1679,6 +1695,7 @@ def far_doctor(
     other: str | PathLike[str] | None = None,
     seconds: float = 20.0,
     progress: Callable[[int], object] | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Measures a directory as a far location, and finds out whether stores may use it.
 
@@ -1691,6 +1708,7 @@ def far_doctor(
         seconds: How long it may take, about; 2 to 600.
         progress: Called as ``progress(thousandths)`` on any thread, with the part of the time that
             is over. If it returns true, the examination cleans up and ends.
+        options: How what a URL names is reached: as `far_options` of a store.
 
     Returns:
         ``direct``, ``two_mounts``, ``free_bytes``; ``latency`` in microseconds;

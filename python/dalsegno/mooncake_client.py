@@ -20,8 +20,14 @@ __all__ = ["MooncakeClient"]
 LOCAL_BUFFER_BYTES = 16 << 20
 # How long a master may take to accept a connection. Mooncake tries for 90 s.
 CONNECT_S = 2.0
-# Read by Mooncake when it is imported. A master that hangs would keep a call for 30 s otherwise.
-ENVIRONMENT = {"MC_RPC_TIMEOUT_MS": "3000", "MC_RPC_CONNECT_TIMEOUT_MS": "1000"}
+# Read by Mooncake when it is imported, unless they are set. A master that hangs would keep a call
+# for 30 s otherwise.
+ENVIRONMENT = {
+    "MC_RPC_TIMEOUT_MS": "3000",
+    "MC_RPC_CONNECT_TIMEOUT_MS": "1000",
+    "MC_LOG_LEVEL": "ERROR",
+    "GLOG_minloglevel": "3",
+}
 # `ErrorCode` of Mooncake.
 NOT_FOUND, RPC_FAIL = -704, -900
 
@@ -49,7 +55,8 @@ class MooncakeClient:
             UnavailableError: Mooncake's client is not installed, or does not connect.
         """
         self.address = _own_address(master)
-        for name, value in ENVIRONMENT.items():
+        # Nobody connects to this host, which gives no memory: it need not listen on all addresses.
+        for name, value in {**ENVIRONMENT, "MC_TCP_BIND_ADDRESS": self.address}.items():
             os.environ.setdefault(name, value)
         try:
             from mooncake.store import (  # noqa: PLC0415 - an optional dependency

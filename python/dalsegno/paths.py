@@ -9,8 +9,8 @@ from pathlib import Path
 
 from dalsegno._native import InvalidError
 
-# How the URLs of object stores begin.
-OBJECT_SCHEMES = ("s3://", "gs://", "az://")
+# How the URLs of far locations begin.
+FAR_SCHEMES = ("s3://", "gs://", "az://", "mooncake://")
 # What precedes the path of a server's socket.
 SOCKET_PREFIX = "unix:"
 # `s3://bucket`, `file:/x`, `host:/export`: a relative path of that form is nearly always a mistake.
@@ -34,12 +34,12 @@ def local_path(text: str, name: str = "the path") -> Path:
 
 
 def far_place(text: str, name: str = "far") -> str:
-    """Returns the URL of an object store as it is, or the `local_path` of a directory.
+    """Returns the URL of a far location as it is, or the `local_path` of a directory.
 
     Raises:
         InvalidError: See `local_path`.
     """
-    return text if text.startswith(OBJECT_SCHEMES) else str(local_path(text, name))
+    return text if text.startswith(FAR_SCHEMES) else str(local_path(text, name))
 
 
 def typed_path(text: str, name: str = "the path") -> Path:
@@ -106,7 +106,7 @@ def _refuse_address(text: str, name: str, scheme: str) -> None:
     relative = "" if rest.startswith("//") else f"; a relative path would be {'./' + text!r}"
     raise InvalidError(
         f"{name} is {text!r}, an address; give a directory here, such as '/mnt/kv', or mount what "
-        f"is there. The far location may also be s3://, gs:// or az://{relative}"
+        f"is there. The far location may also be s3://, gs://, az:// or mooncake://{relative}"
     )
 
 

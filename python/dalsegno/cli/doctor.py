@@ -10,7 +10,7 @@ import typer
 
 import dalsegno
 from dalsegno.cli import show
-from dalsegno.cli.options import AsJson, FarDirectory
+from dalsegno.cli.options import AsJson, FarDirectory, FarOptions
 from dalsegno.cli.work import Progressed, with_progress
 from dalsegno.paths import local_path
 
@@ -34,13 +34,14 @@ def doctor(
         ),
     ] = None,
     seconds: Annotated[float, typer.Option(help="How long it may take, 2 to 600.")] = 20.0,
+    far_options: FarOptions = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure a shared directory or a bucket, and find out whether it is safe.
 
     It reads and writes as stores do: latency, bandwidth by the number of workers, direct I/O, and
-    what stores need. A bucket is found by the environment (AWS_ENDPOINT_URL, AWS_REGION), as the
-    credentials are. Give a second mount of the same directory with --other to
+    what stores need. A bucket is found by --far-options or the environment (AWS_ENDPOINT_URL,
+    AWS_REGION), and credentials by the environment only. Give a second mount of the same directory with --other to
     check what other hosts see; reads then go through that one. It writes at most 2 GiB to a folder
     of its own, and removes it at the end.
 
@@ -60,7 +61,9 @@ def doctor(
             return stop.is_set()
 
         again = None if other is None else str(other)
-        return dalsegno.far_doctor(directory, other=again, seconds=seconds, progress=go_on)
+        return dalsegno.far_doctor(
+            directory, other=again, seconds=seconds, progress=go_on, options=far_options
+        )
 
     found = with_progress("examining", work, in_bytes=False, stop=stop)
     if as_json:

@@ -27,18 +27,32 @@ def ago(seconds: float | None) -> str:
     return "now"
 
 
-def survey(directory: str, extents: int = 0) -> dict[str, Any]:
+def is_far(directory: str, options: dict[str, Any] | None) -> bool:
+    """Whether this is a far location and no store.
+
+    Raises:
+        InvalidError: There are options, and it is none.
+    """
+    found = dalsegno.is_far_location(directory)
+    if options is not None and not found:
+        raise InvalidError(f"{directory} is no far location; leave out --far-options")
+    return found
+
+
+def survey(
+    directory: str, extents: int = 0, *, options: dict[str, Any] | None
+) -> dict[str, Any]:
     """Reads the catalogs of a far location."""
 
     def work(progress: Progressed) -> dict[str, Any]:
-        return dalsegno.far_survey(directory, extents, progress)
+        return dalsegno.far_survey(directory, extents, progress, options=options)
 
     return with_progress("reading catalogs", work, in_bytes=False)
 
 
-def info(directory: str, *, as_json: bool) -> None:
+def info(directory: str, *, options: dict[str, Any] | None, as_json: bool) -> None:
     """Shows the writers of a far location and what they wrote."""
-    found = survey(directory)
+    found = survey(directory, options=options)
     del found["extents"]
     writers, namespaces, faults = found["writers"], found["namespaces"], found["faults"]
     names = ("packs", "unpublished_packs", "bytes", "extents", "blocks", "removed_blocks")
@@ -112,7 +126,9 @@ def extents_by_namespace(found: dict[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def verify(directory: str, *, repair: bool, as_json: bool) -> None:
+def verify(
+    directory: str, *, repair: bool, options: dict[str, Any] | None, as_json: bool
+) -> None:
     """Reads every byte of a far location and checks it."""
     if repair:
         raise InvalidError(
@@ -121,7 +137,7 @@ def verify(directory: str, *, repair: bool, as_json: bool) -> None:
         )
 
     def work(progress: Progressed) -> dict[str, Any]:
-        return dalsegno.far_verify(directory, progress)
+        return dalsegno.far_verify(directory, progress, options=options)
 
     report = with_progress("checking", work)
     clean = not report["findings"]

@@ -6,10 +6,12 @@ from typing import Any
 
 import dalsegno
 from dalsegno.cli import far, show
-from dalsegno.cli.options import AsJson, Directory
+from dalsegno.cli.options import AsJson, Directory, FarOptions
 
 
-def info(directory: Directory, *, as_json: AsJson = False) -> None:
+def info(
+    directory: Directory, *, far_options: FarOptions = None, as_json: AsJson = False
+) -> None:
     """Show the size of a store, its segments and its contents.
 
     Only headers are read, so it is quick on a large store too. Damage that an open would meet is
@@ -23,8 +25,8 @@ def info(directory: Directory, *, as_json: AsJson = False) -> None:
 
     Exit codes: 0 shown, 2 no store, locked, or of a newer version.
     """
-    if dalsegno.is_far_location(directory):
-        far.info(directory, as_json=as_json)
+    if far.is_far(directory, far_options):
+        far.info(directory, options=far_options, as_json=as_json)
         return
     found = dalsegno.info(directory)
     if as_json:

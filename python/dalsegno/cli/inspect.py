@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 import dalsegno
-from dalsegno.cli import show
-from dalsegno.cli.options import AsJson, Directory
+from dalsegno.cli import far, show
+from dalsegno.cli.options import AsJson, Directory, FarOptions
 
 DAMAGED = 1
 # Bytes on a line; of a longer field only the first lines are printed, of a long list the first.
@@ -31,6 +31,7 @@ def inspect(
     everything: Annotated[
         bool, typer.Option("--all", help="Leave nothing out of long fields and lists.")
     ] = False,
+    far_options: FarOptions = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the bytes of a file, with the names of its format.
@@ -49,9 +50,10 @@ def inspect(
     Exit codes: 0 what is shown is in order, 1 it is damaged, 2 could not look (no store, locked,
     no such file or record).
     """
-    is_far = dalsegno.is_far_location(directory)
-    inspected = dalsegno.far_inspect if is_far else dalsegno.inspect
-    found = inspected(directory, file, offset)
+    if far.is_far(directory, far_options):
+        found = dalsegno.far_inspect(directory, file, offset, options=far_options)
+    else:
+        found = dalsegno.inspect(directory, file, offset)
     if as_json:
         show.as_json({"path": directory, "file": file, **found})
     else:

@@ -9,7 +9,7 @@ import typer
 import dalsegno
 from dalsegno import InvalidError
 from dalsegno.cli import far, show
-from dalsegno.cli.options import AsJson, Directory
+from dalsegno.cli.options import AsJson, Directory, FarOptions
 
 # Digits of a hash in a table, enough to compare rows by eye; --json prints all of them.
 SHORT = 12
@@ -28,6 +28,7 @@ def ls(
     limit: Annotated[
         int, typer.Option(metavar="N", min=0, help="At most N extents; 0 lists all.")
     ] = 0,
+    far_options: FarOptions = None,
     as_json: AsJson = False,
 ) -> None:
     """List the namespaces of a store, and the extents of each.
@@ -42,10 +43,10 @@ def ls(
 
     Exit codes: 0 listed, 2 no store, locked, of a newer version, or no such namespace.
     """
-    is_far = dalsegno.is_far_location(directory)
-    if is_far:
+    if far.is_far(directory, far_options):
         # All of them: which are wanted is known afterwards.
-        rows = far.extents_by_namespace(far.survey(directory, far.MOST_EXTENTS if extents else 0))
+        most = far.MOST_EXTENTS if extents else 0
+        rows = far.extents_by_namespace(far.survey(directory, most, options=far_options))
     else:
         rows = dalsegno.list_extents(directory)
     if namespace is not None:

@@ -9,7 +9,7 @@ import typer
 import dalsegno
 from dalsegno.cli import show
 from dalsegno.cli.far import ago
-from dalsegno.cli.options import AsJson, FarDirectory
+from dalsegno.cli.options import AsJson, FarDirectory, FarOptions
 from dalsegno.cli.work import Progressed, with_progress
 
 
@@ -25,6 +25,7 @@ def prune(
     remove: Annotated[
         bool, typer.Option("--remove", help="Remove them. Without it, only list them.")
     ] = False,
+    far_options: FarOptions = None,
     as_json: AsJson = False,
 ) -> None:
     """Remove the packs of writers that are gone from a far location.
@@ -45,7 +46,9 @@ def prune(
     """
 
     def work(progress: Progressed) -> dict[str, Any]:
-        return dalsegno.far_prune(directory, writers or [], remove=remove, progress=progress)
+        return dalsegno.far_prune(
+            directory, writers or [], remove=remove, progress=progress, options=far_options
+        )
 
     report = with_progress("removing", work, in_bytes=False)
     if as_json:

@@ -8,7 +8,7 @@ import typer
 
 import dalsegno
 from dalsegno.cli import far, show
-from dalsegno.cli.options import AsJson, Directory
+from dalsegno.cli.options import AsJson, Directory, FarOptions
 from dalsegno.cli.work import with_progress
 
 DAMAGED = 1
@@ -21,6 +21,7 @@ def verify(
         bool,
         typer.Option("--repair", help="Drop damaged blocks, keep the rest, and check again."),
     ] = False,
+    far_options: FarOptions = None,
     as_json: AsJson = False,
 ) -> None:
     """Read every byte of a store and check it.
@@ -44,8 +45,8 @@ def verify(
     Exit codes: 0 clean, also after a repair, 1 findings, or some that could not be repaired,
     2 could not check (no store, locked, of a newer version).
     """
-    if dalsegno.is_far_location(directory):
-        far.verify(directory, repair=repair, as_json=as_json)
+    if far.is_far(directory, far_options):
+        far.verify(directory, repair=repair, options=far_options, as_json=as_json)
         return
     native = dalsegno.repair if repair else dalsegno.verify
     report = with_progress("checking", lambda progress: native(directory, progress))
