@@ -4,7 +4,7 @@
 //!    Nothing is written to them.
 //! 2. One is taken over if its newest sign of life is [`SILENT_AFTER`] old by the clock of the location. A younger one
 //!    may be that of a living store with the same id, whose directory was copied.
-//! 3. The oldest folder is emptied first, its packs by number, each before its catalog. A pack that could not be
+//! 3. The oldest folder is emptied first, its packs by number, each before the catalog that has no other one. A pack that could not be
 //!    removed keeps no other one: it is found again by the next search. A catalog without its pack leaves with the
 //!    folder. Others may remove the same packs.
 
@@ -15,6 +15,7 @@ use std::time::Duration;
 use dalsegno_core::Nanos;
 use dalsegno_io::IoError;
 
+use crate::format::catalog_of;
 use crate::member::{Member, PUBLISH_LIMIT};
 use crate::names::{Object, WriterId};
 use crate::signs::{SILENT_AFTER, Signs, is_gone};
@@ -264,13 +265,16 @@ impl EarlierOpens {
         let writer = folder.writer;
         let (number, bytes) = folder.packs.pop_front().expect("an empty folder does not count");
         self.bytes -= bytes;
+        let catalog = catalog_of(number);
+        let is_last = folder.packs.front().is_none_or(|(next, _)| catalog_of(*next) != catalog);
         if folder.packs.is_empty() {
             self.folders.pop_front();
         }
         if let Some(file) = self.member.index.remove_pack(writer, number) {
             self.member.tier.forget(file);
         }
-        for object in [Object::Pack(number), Object::Catalog(number)] {
+        let with_catalog = is_last.then_some(Object::Catalog(catalog));
+        for object in [Some(Object::Pack(number)), with_catalog].into_iter().flatten() {
             let name = writer.object(object);
             if let Err(error) = self.member.ask(PUBLISH_LIMIT, |tier, ask| tier.remove(name, ask)) {
                 tracing::warn!(%name, %error, "not removed from the folder of an earlier open");
@@ -278,7 +282,9 @@ impl EarlierOpens {
                 return unless_it_hangs(error);
             }
         }
-        self.member.index.known().remove_catalog(writer, number);
+        if is_last {
+            self.member.index.known().remove_catalog(writer, catalog);
+        }
         self.evicted += 1;
         Ok(())
     }

@@ -15,7 +15,7 @@ const AGAIN: Duration = Duration::from_secs(60);
 const MOST_FAILURES: usize = 8;
 
 /// Names that are to be removed, and from when on.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Leaving<K>(BTreeMap<K, Nanos>);
 
 impl<K> Default for Leaving<K> {
@@ -27,6 +27,15 @@ impl<K> Default for Leaving<K> {
 impl<K: Ord + Copy + Display> Leaving<K> {
     pub(crate) fn add(&mut self, name: K, from: Nanos) {
         self.0.entry(name).or_insert(from);
+    }
+
+    /// Those of a range.
+    pub(crate) fn range(&self, names: std::ops::Range<K>) -> impl Iterator<Item = K> {
+        self.0.range(names).map(|(name, _)| *name)
+    }
+
+    pub(crate) fn forget(&mut self, name: K) {
+        self.0.remove(&name);
     }
 
     pub(crate) fn len(&self) -> usize {

@@ -1,7 +1,7 @@
 //! The folder of this writer: what is in it, and what leaves it.
 //!
-//! 1. A pack leaves before its catalog. What could not be removed is tried again, and keeps nothing else. What is known
-//!    of the catalog stays until it is removed.
+//! 1. Packs leave one by one, the oldest first, and a catalog with the last of its packs. What could not be removed is
+//!    tried again, and keeps nothing else. What is known of a catalog stays until it is removed.
 //! 2. If other stores collected the folder, because this host was suspended for more than a day, the packs that are
 //!    gone are forgotten, and descriptions are published again.
 
@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use dalsegno_core::NamespaceId;
 use dalsegno_io::{IoError, Memory};
 
+use crate::format::{Catalog, catalog_of, packs_of};
 use crate::leaving::Leaving;
 use crate::member::{Member, PUBLISH_LIMIT};
 use crate::names::Object;
@@ -64,16 +65,31 @@ impl OwnFolder {
         self.bytes
     }
 
-    pub(crate) fn add(&mut self, number: u64, bytes: u64) {
-        let before = self.packs.insert(number, bytes);
-        self.bytes = self.bytes - before.unwrap_or(0) + bytes;
+    /// Adds the packs of a catalog.
+    pub(crate) fn add(&mut self, catalog: &Catalog) {
+        for pack in &catalog.packs {
+            let before = self.packs.insert(pack.number, pack.bytes);
+            self.bytes = self.bytes - before.unwrap_or(0) + pack.bytes;
+        }
     }
 
     /// Notes that publishing a pack failed. What is there of it is of no use.
-    pub(crate) fn add_failed(&mut self, number: u64) {
+    pub(crate) fn add_failed_pack(&mut self, number: u64) {
         if self.leaving.len() < MOST_FAILED {
             self.leaving.add(number, self.member.clock.now());
         }
+    }
+
+    /// Notes that publishing a catalog failed.
+    pub(crate) fn add_failed(&mut self, catalog: &Catalog) {
+        catalog.packs.iter().for_each(|pack| self.add_failed_pack(pack.number));
+    }
+
+    /// Whether the folder has another pack of the catalog of a pack, or had one that is still to leave.
+    fn has_others(&self, number: u64, leaving: &Leaving<u64>) -> bool {
+        let others = packs_of(catalog_of(number));
+        self.packs.range(others.clone()).any(|(other, _)| *other != number)
+            || leaving.range(others).any(|other| other != number)
     }
 
     pub(crate) fn is_described(&self, namespace: NamespaceId) -> bool {
@@ -182,10 +198,16 @@ impl OwnFolder {
     pub(crate) fn remove_leaving(&mut self) -> Result<(), IoError> {
         self.follow_location()?;
         let mut leaving = std::mem::take(&mut self.leaving);
+        let all: Leaving<u64> = leaving.clone();
+        let mut left = all;
         let result = leaving.remove_due(self.member.clock.now(), |number| {
             self.remove(Object::Pack(number))?;
-            self.remove(Object::Catalog(number))?;
-            self.member.index.known().remove_catalog(self.member.writer, number);
+            if !self.has_others(number, &left) {
+                let catalog = catalog_of(number);
+                self.remove(Object::Catalog(catalog))?;
+                self.member.index.known().remove_catalog(self.member.writer, catalog);
+            }
+            left.forget(number);
             Ok(())
         });
         self.leaving = leaving;
@@ -216,17 +238,18 @@ impl OwnFolder {
         }
         // Catalogs that are there without a known pack leave. Until then their removals are needed.
         let (now, mut known) = (self.member.clock.now(), self.member.index.known());
-        let (without_pack, without_any): (Vec<u64>, Vec<u64>) =
-            gone.iter().partition(|number| is_there(Object::Catalog(**number)));
-        for number in without_any {
-            known.remove_catalog(self.member.writer, number);
+        let has_packs = |catalog| self.packs.range(packs_of(catalog)).next().is_some();
+        for catalog in known.numbers(self.member.writer) {
+            if !is_there(Object::Catalog(catalog)) && !has_packs(catalog) {
+                known.remove_catalog(self.member.writer, catalog);
+            }
         }
-        let all_known: BTreeSet<u64> = known.numbers(self.member.writer).into_iter().collect();
-        let unknown = listed.iter().filter_map(|one| match one.object {
-            Object::Catalog(number) => Some(number).filter(|number| !all_known.contains(number)),
+        let without_packs = listed.iter().filter_map(|one| match one.object {
+            Object::Catalog(catalog) => Some(catalog).filter(|catalog| !has_packs(*catalog)),
             _ => None,
         });
-        without_pack.into_iter().chain(unknown).for_each(|number| self.leaving.add(number, now));
+        // Its first pack may never have been there: removing it does nothing.
+        without_packs.for_each(|catalog| self.leaving.add(packs_of(catalog).start, now));
         Ok(gone.len())
     }
 

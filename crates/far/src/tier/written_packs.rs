@@ -8,6 +8,7 @@ use std::io::{Error, ErrorKind};
 use dalsegno_io::IoError;
 use parking_lot::Mutex;
 
+use crate::format::catalog_of;
 use crate::names::{Object, ObjectName};
 
 /// Packs that are remembered. A publisher writes eight at a time.
@@ -36,8 +37,10 @@ impl WrittenPacks {
     /// [`IoError::Os`] with the name.
     pub(super) fn check(&self, name: ObjectName, directory: u64) -> Result<(), IoError> {
         let Object::Catalog(number) = name.object else { return Ok(()) };
-        let pack = name.writer.object(Object::Pack(number));
-        let is_elsewhere = |(written, of): &(ObjectName, u64)| *written == pack && *of != directory;
+        let is_elsewhere = |(written, of): &(ObjectName, u64)| {
+            let is_of_it = |pack| name.writer == written.writer && catalog_of(pack) == number;
+            matches!(written.object, Object::Pack(pack) if is_of_it(pack)) && *of != directory
+        };
         if !self.0.lock().iter().any(is_elsewhere) {
             return Ok(());
         }
