@@ -55,15 +55,7 @@ impl FarOptions {
     pub fn of_object_store(&self) -> Self {
         let Self { endpoint, region, ca_file, path_style, storage_class, encryption, .. } =
             self.clone();
-        Self {
-            endpoint,
-            region,
-            ca_file,
-            path_style,
-            storage_class,
-            encryption,
-            ..Self::default()
-        }
+        Self { endpoint, region, ca_file, path_style, storage_class, encryption, ..Self::default() }
     }
 
     /// Reads options as they were given.

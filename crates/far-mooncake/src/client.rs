@@ -124,7 +124,10 @@ mod tests {
         assert_eq!(io(-900).system_kind(), Some(ErrorKind::NotConnected));
         let transfer = io(-800);
         assert!(!transfer.is_of_object() && !transfer.is_not_found());
-        assert!(transfer.to_string().contains("nodes of the cluster (Mooncake -800)"), "{transfer}");
+        assert!(
+            transfer.to_string().contains("nodes of the cluster (Mooncake -800)"),
+            "{transfer}"
+        );
         let absent = ClientError::NoClient("install it".to_owned()).to_io("read", "a/b");
         assert!(absent.to_string().contains("install it"), "{absent}");
     }

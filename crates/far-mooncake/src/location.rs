@@ -22,7 +22,9 @@ const MOST_REPLICAS: u32 = 8;
 #[derive(Debug, PartialEq, Eq, Error)]
 pub enum LocationError {
     /// The URL is wrong.
-    #[error("{shown:?} is no URL of a Mooncake cluster: {reason}; give mooncake://host:50051/prefix")]
+    #[error(
+        "{shown:?} is no URL of a Mooncake cluster: {reason}; give mooncake://host:50051/prefix"
+    )]
     Url {
         /// The URL, without what may be secret.
         shown: String,
@@ -83,12 +85,16 @@ impl MooncakeLocation {
         let port = if port.is_empty() { Ok(MASTER_PORT) } else { port.parse() };
         let port = port.map_err(|_| wrong(url, "its port is no number up to 65535"))?;
         let prefix = prefix.trim_end_matches('/');
-        let is_plain =
-            |text: &str| text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
+        let is_plain = |text: &str| {
+            text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
+        };
         let is_segment = |text: &str| !matches!(text, "" | "." | "..") && is_plain(text);
         let prefix = if prefix.is_empty() { PREFIX } else { prefix };
         if prefix.len() > MAX_PREFIX_BYTES || !prefix.split('/').all(is_segment) {
-            return Err(wrong(url, "its prefix has other letters than a-z, A-Z, 0-9, '-', '_' and '.'"));
+            return Err(wrong(
+                url,
+                "its prefix has other letters than a-z, A-Z, 0-9, '-', '_' and '.'",
+            ));
         }
         let located = Self {
             master: format!("{host}:{port}"),
@@ -123,7 +129,10 @@ impl MooncakeLocation {
             );
         }
         if !(1..=MOST_REPLICAS).contains(&self.replicas) {
-            return wrong(format!("replicas is {}; it must be 1 to {MOST_REPLICAS}", self.replicas));
+            return wrong(format!(
+                "replicas is {}; it must be 1 to {MOST_REPLICAS}",
+                self.replicas
+            ));
         }
         if !matches!(self.protocol.as_str(), "tcp" | "rdma") {
             return wrong("protocol is unknown; it must be tcp or rdma".to_owned());

@@ -215,7 +215,8 @@ impl Shared {
         if self.size("publish", name)?.is_some() {
             return Err(IoError::exists("publish", text));
         }
-        let marked = wait_for(&self.clock, left, |ask| self.companion.publish(name, Vec::new(), ask));
+        let marked =
+            wait_for(&self.clock, left, |ask| self.companion.publish(name, Vec::new(), ask));
         match marked {
             // An earlier try wrote it, or the cluster lost the pack.
             Err(error) if !error.is_exists() => return Err(error),
@@ -460,4 +461,3 @@ impl Tier for MooncakeTier {
         self.answer(ask, move |_, _| Ok(space));
     }
 }
-

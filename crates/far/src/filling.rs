@@ -94,7 +94,16 @@ pub(crate) struct WritingCatalog {
 impl PacksInWork {
     pub(crate) fn new(writer: WriterId) -> Self {
         let (writing, complete, catalogs) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Self { writer, catalog: 1, begun: 0, filling: None, writing, complete, catalogs, spare: Vec::new() }
+        Self {
+            writer,
+            catalog: 1,
+            begun: 0,
+            filling: None,
+            writing,
+            complete,
+            catalogs,
+            spare: Vec::new(),
+        }
     }
 
     /// Whether any pack was begun.
@@ -105,6 +114,14 @@ impl PacksInWork {
     /// Whether another pack may be written.
     pub(crate) fn can_write(&self) -> bool {
         self.writing.len() < IN_FLIGHT && self.writing.len() + self.catalogs.len() < MOST_WRITING
+    }
+
+    /// Whether packs of a catalog are being filled or written, or wait for it, or it is being written.
+    pub(crate) fn has_catalog(&self, catalog: u64) -> bool {
+        self.catalog == catalog
+            || self.writing.keys().any(|pack| catalog_of(*pack) == catalog)
+            || self.complete.contains_key(&catalog)
+            || self.catalogs.contains_key(&catalog)
     }
 
     /// Whether nothing is being written, and nothing waits for a catalog.
@@ -121,7 +138,8 @@ impl PacksInWork {
     /// The blocks of all of these.
     pub(crate) fn blocks(&self) -> u64 {
         let writing = self.writing.values().map(|one| one.pack.blocks());
-        let waiting = self.complete.values().flat_map(|group| &group.packs).map(CatalogPack::blocks);
+        let waiting =
+            self.complete.values().flat_map(|group| &group.packs).map(CatalogPack::blocks);
         let catalogs = self.catalogs.values().map(|one| one.catalog.blocks());
         writing.chain(waiting).chain(catalogs).sum()
     }
@@ -178,7 +196,13 @@ impl PacksInWork {
     }
 
     /// Notes that a pack is written. Its catalog follows.
-    pub(crate) fn add_complete(&mut self, pack: CatalogPack, applied: Applied, begun: Nanos, now: Nanos) {
+    pub(crate) fn add_complete(
+        &mut self,
+        pack: CatalogPack,
+        applied: Applied,
+        begun: Nanos,
+        now: Nanos,
+    ) {
         let new = || CompletePacks { packs: Vec::new(), applied, begun, since: now };
         let group = self.complete.entry(catalog_of(pack.number)).or_insert_with(new);
         group.begun = group.begun.min(begun);
@@ -235,8 +259,10 @@ impl Filling {
         let mut memory = self.memory.memory();
         for extent in &mut self.extents {
             let at = usize::try_from(extent.location.offset).expect("64-bit addresses");
-            let mut header = RecordHeader::decode(&memory.as_slice()[at..]).expect("it was encoded here");
-            let place = RecordPlace { segment: number, epoch: writer.open, offset: extent.location.offset };
+            let mut header =
+                RecordHeader::decode(&memory.as_slice()[at..]).expect("it was encoded here");
+            let place =
+                RecordPlace { segment: number, epoch: writer.open, offset: extent.location.offset };
             place.move_here(writer.store, &mut header);
             header.encode(&mut memory.as_mut_slice()[at..at + header.header_bytes() as usize]);
             extent.location.segment = number;
@@ -255,3 +281,6 @@ fn pack_memory() -> Option<RecordMemory> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -194,16 +194,15 @@ impl OwnFolder {
         evicted
     }
 
-    /// Removes the packs that are to leave.
-    pub(crate) fn remove_leaving(&mut self) -> Result<(), IoError> {
+    /// Removes the packs that are to leave, and each catalog with its last pack, unless packs of it are `in_work`.
+    pub(crate) fn remove_leaving(&mut self, in_work: impl Fn(u64) -> bool) -> Result<(), IoError> {
         self.follow_location()?;
         let mut leaving = std::mem::take(&mut self.leaving);
-        let all: Leaving<u64> = leaving.clone();
-        let mut left = all;
+        let mut left = leaving.clone();
         let result = leaving.remove_due(self.member.clock.now(), |number| {
             self.remove(Object::Pack(number))?;
-            if !self.has_others(number, &left) {
-                let catalog = catalog_of(number);
+            let catalog = catalog_of(number);
+            if !self.has_others(number, &left) && !in_work(catalog) {
                 self.remove(Object::Catalog(catalog))?;
                 self.member.index.known().remove_catalog(self.member.writer, catalog);
             }
@@ -236,20 +235,27 @@ impl OwnFolder {
         for number in &gone {
             self.forget(*number);
         }
-        // Catalogs that are there without a known pack leave. Until then their removals are needed.
-        let (now, mut known) = (self.member.clock.now(), self.member.index.known());
-        let has_packs = |catalog| self.packs.range(packs_of(catalog)).next().is_some();
-        for catalog in known.numbers(self.member.writer) {
-            if !is_there(Object::Catalog(catalog)) && !has_packs(catalog) {
+        let now = self.member.clock.now();
+        let of_gone: BTreeSet<u64> = gone.iter().map(|number| catalog_of(*number)).collect();
+        let (there, collected): (BTreeSet<u64>, BTreeSet<u64>) =
+            of_gone.into_iter().partition(|catalog| is_there(Object::Catalog(*catalog)));
+        // What a location has of such a pack leaves, and a catalog with its last pack.
+        for number in gone.iter().filter(|number| there.contains(&catalog_of(**number))) {
+            self.leaving.add(*number, now);
+        }
+        let mut known = self.member.index.known();
+        for catalog in collected {
+            if self.packs.range(packs_of(catalog)).next().is_none() {
                 known.remove_catalog(self.member.writer, catalog);
             }
         }
-        let without_packs = listed.iter().filter_map(|one| match one.object {
-            Object::Catalog(catalog) => Some(catalog).filter(|catalog| !has_packs(*catalog)),
+        // Catalogs that nobody here knows leave. Their first pack may never have been there: removing it does nothing.
+        let all_known: BTreeSet<u64> = known.numbers(self.member.writer).into_iter().collect();
+        let unknown = listed.iter().filter_map(|one| match one.object {
+            Object::Catalog(catalog) => Some(catalog).filter(|one| !all_known.contains(one)),
             _ => None,
         });
-        // Its first pack may never have been there: removing it does nothing.
-        without_packs.for_each(|catalog| self.leaving.add(packs_of(catalog).start, now));
+        unknown.for_each(|catalog| self.leaving.add(packs_of(catalog).start, now));
         Ok(gone.len())
     }
 

@@ -218,9 +218,15 @@ impl Publisher {
         }
         let payload = memory.memory().split_to(bytes);
         let name = self.member.writer.object(Object::Pack(number));
-        self.member.tier.publish(name, vec![payload], self.replies.ask(tag_of(name.object), PUBLISH_LIMIT));
+        self.member.tier.publish(
+            name,
+            vec![payload],
+            self.replies.ask(tag_of(name.object), PUBLISH_LIMIT),
+        );
         let pack = CatalogPack { number, bytes: bytes as u64, extents };
-        self.packs.writing.insert(number, WritingPack { pack, memory, applied, begun: Some(begun) });
+        self.packs
+            .writing
+            .insert(number, WritingPack { pack, memory, applied, begun: Some(begun) });
     }
 
     fn is_late(&self, begun: Nanos) -> bool {
@@ -277,7 +283,9 @@ impl Publisher {
     }
 
     fn handle_catalog(&mut self, number: u64, result: Result<(), IoError>) {
-        let Some(WritingCatalog { catalog, begun }) = self.packs.catalogs.remove(&number) else { return };
+        let Some(WritingCatalog { catalog, begun }) = self.packs.catalogs.remove(&number) else {
+            return;
+        };
         let is_wanted = begun.is_some_and(|begun| !self.is_late(begun));
         match result {
             Ok(()) if is_wanted => self.publish_index(&catalog),
@@ -416,7 +424,7 @@ impl Publisher {
             self.stats.evicted_packs += self.folder.evict(bound);
         }
         self.is_full = false;
-        self.folder.remove_leaving()
+        self.folder.remove_leaving(|catalog| self.packs.has_catalog(catalog))
     }
 
     /// Publishes what is being filled, and waits for everything that is being written.

@@ -143,8 +143,7 @@ pub(crate) fn far_prune<'py>(
     options: Option<FarOptionsGiven>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let (place, progress) = (path.with(options), progress_callback(progress));
-    let report =
-        py.detach(move || dalsegno_store::far_prune(&place, &writers, remove, &progress));
+    let report = py.detach(move || dalsegno_store::far_prune(&place, &writers, remove, &progress));
     to_python(py, &serde_json::to_value(report.or_raise()?).expect("plain fields"))
 }
 

@@ -47,12 +47,14 @@ pub use counters::{MergeStats, ScrubStats};
 pub use dalsegno_core::IndexTuning;
 pub use dalsegno_core::{
     Admission, BlockTier, ChainHash, Compression, Config, DramAdmission, Durability, EngineChoice,
-    Error, ErrorKind, FarOptions, FarWrite, IndexChoice, KvLayout, Limits, Namespace, NamespaceBuilder,
-    NamespaceId, Result, StoreId, format_bytes, parse_bytes, to_hex,
+    Error, ErrorKind, FarOptions, FarWrite, IndexChoice, KvLayout, Limits, Namespace,
+    NamespaceBuilder, NamespaceId, Result, StoreId, format_bytes, parse_bytes, to_hex,
 };
 /// Mooncake's client, which a program gives to the stores of its process.
 pub mod mooncake {
-    pub use dalsegno_far_mooncake::{Client, ClientError, Connect, MooncakeLocation, set_connector};
+    pub use dalsegno_far_mooncake::{
+        Client, ClientError, Connect, MooncakeLocation, set_connector,
+    };
 }
 
 pub use dalsegno_extent::offline::{Inspection, ShownField, ShownPart, ShownRecord};
@@ -74,7 +76,8 @@ pub use load::target::PageTarget;
 pub use lookup::locate::Located;
 pub use namespaces::registrar::RegisterOptions;
 pub use offline::far::{
-    FarPlace, far_doctor, far_inspect, far_prune, far_survey, far_verify, is_far_location, is_far_url,
+    FarPlace, far_doctor, far_inspect, far_prune, far_survey, far_verify, is_far_location,
+    is_far_url,
 };
 pub use offline::info::{ExtentRow, IndexRow, NamespaceRow, StoreInfo, info, inspect, list};
 pub use offline::repair::{RepairReport, repair};

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use self::faulty_tier::FaultyTier;
 use super::*;
-use crate::format::RemovalList;
+use crate::format::{CatalogPack, RemovalList};
 use crate::index::FarIndex;
 use crate::names::ObjectName;
 use crate::removal::{Applied, Removal, RemovalId};
@@ -73,13 +73,8 @@ impl Setup {
     /// Publishes the catalog of a pack of one block, whose writer had applied some removals.
     fn publish_block(&self, open: u64, number: u64, block: u8, applied: &[RemovalId]) {
         let writer = writer(open);
-        let catalog = Catalog {
-            writer,
-            number,
-            pack_bytes: 8192,
-            extents: vec![extent(open, number, block)],
-            applied: applied.iter().copied().collect(),
-        };
+        let applied = applied.iter().copied().collect();
+        let catalog = Catalog { applied, ..catalog_of_block(writer, number, block) };
         self.publish(writer.object(Object::Catalog(number)), catalog.encode());
     }
 
@@ -105,6 +100,18 @@ impl Setup {
     fn poll(&mut self, times: u64) -> u64 {
         (0..times).map(|_| self.follower.poll().catalogs).sum()
     }
+}
+
+/// The only pack of the catalogs of these tests.
+fn first_pack(catalog: u64) -> u64 {
+    packs_of(catalog).start
+}
+
+/// A catalog of one pack, with one block.
+fn catalog_of_block(writer: WriterId, number: u64, block: u8) -> Catalog {
+    let extents = vec![extent(writer.open, first_pack(number), block)];
+    let pack = CatalogPack { number: first_pack(number), bytes: 8192, extents };
+    Catalog { writer, number, packs: vec![pack], applied: Applied::default() }
 }
 
 fn extent(open: u64, number: u64, block: u8) -> Extent {

@@ -151,8 +151,7 @@ fn check_catalog(location: &Location, folder: &Folder, number: u64, report: &mut
     };
     report.catalogs += 1;
     report.bytes += folder.catalogs[&number];
-    let namespaces: BTreeSet<NamespaceId> =
-        catalog.extents().map(|one| one.namespace).collect();
+    let namespaces: BTreeSet<NamespaceId> = catalog.extents().map(|one| one.namespace).collect();
     for id in namespaces.difference(&folder.namespaces) {
         let missing = folder.writer.object(Object::Namespace(*id));
         // Listed before the catalog was: the writer may have described it since then.

@@ -34,12 +34,7 @@ pub(super) fn check_pack(
     }
 }
 
-fn check_record(
-    name: ObjectName,
-    pack: &[u8],
-    extent: &Extent,
-    report: &mut FarVerifyReport,
-) {
+fn check_record(name: ObjectName, pack: &[u8], extent: &Extent, report: &mut FarVerifyReport) {
     let offset = extent.location.offset;
     let header = match RecordHeader::decode(bytes_at(pack, offset, extent.total_bytes())) {
         Ok(header) => header,

@@ -1,6 +1,6 @@
-//! Every version must read the objects in `tests/golden/pack-v2`. The catalog 7 and the list 1 are the worked examples
-//! of `docs/formats/pack.md`. The catalogs in `tests/golden/pack-v1`, of a version that is not read any more, are
-//! refused with a message.
+//! Every version must read the objects in `tests/golden/pack-v3`. The catalog 7 and the list 1 are the worked examples
+//! of `docs/formats/pack.md`. The catalogs in `tests/golden/pack-v1` and `pack-v2`, of versions that are not read any
+//! more, are refused with a message.
 //!
 //! `UPDATE_GOLDEN=1 cargo test -p dalsegno-far golden` writes missing files. An existing one is never changed: a new
 //! format gets a new folder.
@@ -25,7 +25,7 @@ const SLICE_BYTES: u32 = 4096;
 const NAMESPACE: NamespaceId = NamespaceId([1; 16]);
 const WRITER: WriterId = WriterId { store: StoreId([7; 16]), open: 9 };
 /// A pack of two blocks, and the removal of the second one.
-const OBJECTS: [Object; 3] = [Object::Pack(7), Object::Catalog(7), Object::Removals(1)];
+const OBJECTS: [Object; 3] = [Object::Pack(7 * 16), Object::Catalog(7), Object::Removals(1)];
 /// What the writer had applied.
 const APPLIED: RemovalId = RemovalId { by: WriterId { open: 3, ..WRITER }, number: 2 };
 
@@ -34,7 +34,7 @@ fn golden_of(version: &str, name: &str) -> PathBuf {
 }
 
 fn golden(object: Object) -> PathBuf {
-    golden_of("pack-v2", &WRITER.object(object).file())
+    golden_of("pack-v3", &WRITER.object(object).file())
 }
 
 fn layout() -> KvLayout {
@@ -167,7 +167,10 @@ fn the_golden_files_are_read() {
 }
 
 #[test]
-fn catalogs_of_version_1_are_refused_with_a_message_and_cost_only_their_blocks() {
+fn catalogs_of_older_versions_are_refused_with_a_message_and_cost_only_their_blocks() {
+    let of_version_2 = fs::read(golden_of("pack-v2", &Object::Catalog(7).to_string())).unwrap();
+    let refused = Catalog::decode(&of_version_2).unwrap_err().to_string();
+    assert_eq!(refused, "format version 2 is older than this build reads");
     let clock = new_clock();
     let location = MemoryLocation::new(Arc::clone(&clock));
     let tier: Arc<dyn Tier> = Arc::new(location.mount());

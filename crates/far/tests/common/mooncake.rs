@@ -113,8 +113,8 @@ impl Bridge {
         stdin.write_all(&line).and_then(|()| stdin.flush()).map_err(ended)?;
         let mut text = String::new();
         stdout.read_line(&mut text).map_err(ended)?;
-        let answer: Value =
-            serde_json::from_str(&text).map_err(|error| ClientError::NoClient(error.to_string()))?;
+        let answer: Value = serde_json::from_str(&text)
+            .map_err(|error| ClientError::NoClient(error.to_string()))?;
         match answer["code"].as_i64().unwrap() {
             0 => {
                 let mut read = vec![0; wanted];

@@ -89,8 +89,8 @@ pub(crate) fn located(
         return Ok(FarLocation::Mooncake(location, Box::new(catalogs)));
     }
     if ObjectLocation::is_url(far) {
-        let location = ObjectLocation::parse(far, given)
-            .map_err(|error| Error::invalid(error.to_string()))?;
+        let location =
+            ObjectLocation::parse(far, given).map_err(|error| Error::invalid(error.to_string()))?;
         return Ok(FarLocation::Object(match folder {
             Some(folder) => location.within(folder),
             None => location,

@@ -7,6 +7,9 @@ fn writer(open: u64) -> WriterId {
     WriterId { store: StoreId([7; 16]), open }
 }
 
+/// The first pack of catalog 7.
+const PACK: u64 = 7 * 16;
+
 fn extent(offset: u64, blocks: u8) -> Extent {
     let layout = KvLayout::new(1, 4096).unwrap();
     Extent {
@@ -18,7 +21,7 @@ fn extent(offset: u64, blocks: u8) -> Extent {
         parent: ChainHash::default(),
         layout,
         location: Location {
-            segment: 7,
+            segment: PACK,
             epoch: 9,
             offset,
             header_bytes: 4096,
@@ -30,12 +33,16 @@ fn extent(offset: u64, blocks: u8) -> Extent {
 
 fn catalog(extents: Vec<Extent>, applied: &[(u64, u64)]) -> Catalog {
     let ids = applied.iter().map(|(open, number)| RemovalId { by: writer(*open), number: *number });
-    let applied = ids.collect();
-    Catalog { writer: writer(9), number: 7, pack_bytes: 1 << 20, extents, applied }
+    let pack = CatalogPack { number: PACK, bytes: 1 << 20, extents };
+    Catalog { writer: writer(9), number: 7, packs: vec![pack], applied: ids.collect() }
 }
 
 fn sample() -> Catalog {
-    catalog(vec![extent(0, 2), extent(12_288, 3)], &[(3, 6), (9, 1)])
+    let mut sample = catalog(vec![extent(0, 2), extent(12_288, 3)], &[(3, 6), (9, 1)]);
+    let location = Location { segment: PACK + 15, ..extent(0, 1).location };
+    let extents = vec![Extent { location, ..extent(0, 1) }];
+    sample.packs.push(CatalogPack { number: PACK + 15, bytes: 8192, extents });
+    sample
 }
 
 #[test]
@@ -47,17 +54,20 @@ fn a_catalog_round_trips() {
 
 #[test]
 fn the_bytes_are_those_of_the_worked_example() {
-    let bytes = Catalog { pack_bytes: 12_288, ..catalog(vec![extent(0, 2)], &[(3, 2)]) }.encode();
+    let mut catalog = catalog(vec![extent(0, 2)], &[(3, 2)]);
+    catalog.packs[0].bytes = 12_288;
+    let bytes = catalog.encode();
     assert_eq!(bytes.len(), 2 * SECTOR);
-    assert_eq!(&bytes[..16], b"DSGNCATL\x02\0\0\0\0\x10\0\0");
-    assert_eq!(&bytes[32..64], [9_u64, 7, 12_288, 4096].map(u64::to_le_bytes).concat());
-    assert_eq!(&bytes[68..76], [1_u32, 1].map(u32::to_le_bytes).concat());
-    assert_eq!(&bytes[4096..4104], [1_u32, 4096].map(u32::to_le_bytes).concat());
-    assert_eq!(&bytes[4104..4128], [0_u64, 5, 5].map(u64::to_le_bytes).concat());
-    assert_eq!(&bytes[4208..4224], [0_u32, 2, 1, 4096].map(u32::to_le_bytes).concat());
-    assert_eq!(&bytes[4240..4304], [[0; 32], [1; 32]].concat());
-    assert_eq!(&bytes[4304..4320], [7; 16]);
-    assert_eq!(&bytes[4320..4336], [3_u64, 2].map(u64::to_le_bytes).concat());
+    assert_eq!(&bytes[..16], b"DSGNCATL\x03\0\0\0\0\x10\0\0");
+    assert_eq!(&bytes[32..56], [9_u64, 7, 4096].map(u64::to_le_bytes).concat());
+    assert_eq!(&bytes[60..68], [1_u32, 1].map(u32::to_le_bytes).concat());
+    assert_eq!(&bytes[4096..4128], [PACK, 12_288, 1, 0].map(u64::to_le_bytes).concat());
+    assert_eq!(&bytes[4128..4136], [1_u32, 4096].map(u32::to_le_bytes).concat());
+    assert_eq!(&bytes[4136..4160], [0_u64, 5, 5].map(u64::to_le_bytes).concat());
+    assert_eq!(&bytes[4240..4256], [0_u32, 2, 1, 4096].map(u32::to_le_bytes).concat());
+    assert_eq!(&bytes[4272..4336], [[0; 32], [1; 32]].concat());
+    assert_eq!(&bytes[4336..4352], [7; 16]);
+    assert_eq!(&bytes[4352..4368], [3_u64, 2].map(u64::to_le_bytes).concat());
 }
 
 #[test]
@@ -81,19 +91,37 @@ fn extents_outside_of_the_pack_or_over_each_other_are_refused() {
     }
 }
 
+#[test]
+fn packs_of_another_catalog_unsorted_ones_and_reserved_fields_are_refused() {
+    let second =
+        PACK_FIELD_BYTES + sample().packs[0].extents.iter().map(extent_bytes).sum::<usize>();
+    let pack = FormatError::Field("pack");
+    for number in [PACK - 1, PACK + 16] {
+        let change = |body: &mut [u8]| body[..8].copy_from_slice(&number.to_le_bytes());
+        assert_eq!(changed(change), Err(pack.clone()));
+    }
+    let twice = |body: &mut [u8]| body[second] = u8::try_from(PACK).unwrap();
+    assert_eq!(changed(twice), Err(FormatError::Field("packs")));
+    assert_eq!(changed(|body| body[24] = 1), Err(FormatError::Field("reserved")));
+    assert_eq!(changed(|body| body[8] = 1), Err(FormatError::Field("pack_bytes")));
+    let many = |body: &mut [u8]| body[16..24].copy_from_slice(&u64::MAX.to_le_bytes());
+    assert!(changed(many).is_err(), "entries that are not there");
+}
+
 /// The bytes of the sample after `change` of its body.
 fn changed(change: impl FnOnce(&mut [u8])) -> Result<Catalog, FormatError> {
     let mut bytes = sample().encode();
     change(&mut bytes[SECTOR..]);
     let body_crc = crc32c::crc32c(&bytes[SECTOR..]);
-    bytes[64..68].copy_from_slice(&body_crc.to_le_bytes());
+    bytes[56..60].copy_from_slice(&body_crc.to_le_bytes());
     seal(&mut bytes[..SECTOR]);
     Catalog::decode(&bytes)
 }
 
 #[test]
 fn applied_writers_are_sorted_differ_and_have_a_number() {
-    let at = sample().extents.iter().map(extent_bytes).sum::<usize>();
+    let packs = PACK_FIELD_BYTES * sample().packs.len();
+    let at = packs + sample().extents().map(extent_bytes).sum::<usize>();
     assert_eq!(changed(|_| ()), Ok(sample()));
     let unsorted = FormatError::Field("applied_writers");
     assert_eq!(changed(|body| body[at + 16] = 9), Err(unsorted), "a writer twice");
@@ -113,7 +141,7 @@ fn the_number_of_applied_writers_is_bounded() {
 
 #[test]
 fn newer_and_older_versions_differ_from_damage() {
-    for (version, error) in [(3, FormatError::Newer(3)), (1, FormatError::Older(1))] {
+    for (version, error) in [(4, FormatError::Newer(4)), (2, FormatError::Older(2))] {
         let mut bytes = sample().encode();
         bytes[8] = version;
         seal(&mut bytes[..SECTOR]);
@@ -129,9 +157,9 @@ proptest! {
         let mut bytes = sample().encode();
         bytes[SECTOR + at % 500] = value;
         bytes[SECTOR + more] ^= value;
-        bytes[68..72].copy_from_slice(&(count % 20).to_le_bytes());
+        bytes[60..64].copy_from_slice(&(count % 20).to_le_bytes());
         let crc = crc32c::crc32c(&bytes[SECTOR..]);
-        bytes[64..68].copy_from_slice(&crc.to_le_bytes());
+        bytes[56..60].copy_from_slice(&crc.to_le_bytes());
         seal(&mut bytes[..SECTOR]);
         if let Ok(catalog) = Catalog::decode(&bytes) {
             prop_assert_eq!(catalog.encode(), bytes);

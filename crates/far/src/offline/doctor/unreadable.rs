@@ -11,7 +11,7 @@ use dalsegno_io::IoError;
 
 use super::objects::Subject;
 use super::report::{DoctorError, Unreadable, UnreadableObjects};
-use crate::format::MAX_CATALOG_BYTES;
+use crate::format::{MAX_CATALOG_BYTES, catalog_of};
 use crate::names::{Object, ObjectName, WriterId};
 use crate::offline::read::{read_catalog, read_namespace};
 use crate::tier::Listed;
