@@ -4,8 +4,8 @@
 //!    Nothing is written to them.
 //! 2. One is taken over if its newest sign of life is [`SILENT_AFTER`] old by the clock of the location. A younger one
 //!    may be that of a living store with the same id, whose directory was copied.
-//! 3. The oldest folder is emptied first, its packs by number, each before the catalog that has no other one. A pack that could not be
-//!    removed keeps no other one: it is found again by the next search. A catalog without its pack leaves with the
+//! 3. The oldest folder is emptied first, its catalogs by number, each after its packs. One that could not be removed
+//!    keeps no other one: what is left of it is found again by the next search. A catalog without packs leaves with the
 //!    folder. Others may remove the same packs.
 
 use std::cmp::Reverse;
@@ -214,14 +214,16 @@ impl EarlierOpens {
     ///
     /// If the location does not respond. What cannot be removed does not count until the next search.
     pub(crate) fn evict(&mut self, bound: u64) -> Result<(), IoError> {
-        let mut checked = None;
-        for _ in 0..REMOVALS {
-            let Some(folder) = self.folders.front().filter(|_| self.bytes > bound) else { break };
+        let (mut checked, mut calls) = (None, 0);
+        while calls < REMOVALS
+            && let Some(folder) = self.folders.front().filter(|_| self.bytes > bound)
+        {
             let writer = folder.writer;
             if checked == Some(writer) {
-                self.remove_oldest()?;
+                calls += self.remove_oldest()?;
             } else {
                 checked = Some(writer);
+                calls += 1;
                 self.check_front()?;
             }
         }
@@ -259,34 +261,36 @@ impl EarlierOpens {
         self.search_due = Some(self.search_due.map_or(due, |earlier| earlier.min(due)));
     }
 
-    /// Removes the oldest pack, and its catalog. If that fails, goes on with the next one.
-    fn remove_oldest(&mut self) -> Result<(), IoError> {
-        let Some(folder) = self.folders.front_mut() else { return Ok(()) };
+    /// Removes the packs of the oldest catalog, and then it. If that fails, goes on with the next one. Returns how many
+    /// packs there were.
+    fn remove_oldest(&mut self) -> Result<usize, IoError> {
+        let Some(folder) = self.folders.front_mut() else { return Ok(0) };
         let writer = folder.writer;
-        let (number, bytes) = folder.packs.pop_front().expect("an empty folder does not count");
-        self.bytes -= bytes;
-        let catalog = catalog_of(number);
-        let is_last = folder.packs.front().is_none_or(|(next, _)| catalog_of(*next) != catalog);
+        let oldest = folder.packs.front().expect("an empty folder does not count").0;
+        let catalog = catalog_of(oldest);
+        let count = folder.packs.iter().take_while(|(one, _)| catalog_of(*one) == catalog).count();
+        let packs: Vec<(u64, u64)> = folder.packs.drain(..count).collect();
         if folder.packs.is_empty() {
             self.folders.pop_front();
         }
-        if let Some(file) = self.member.index.remove_pack(writer, number) {
-            self.member.tier.forget(file);
+        for (number, bytes) in &packs {
+            self.bytes -= bytes;
+            if let Some(file) = self.member.index.remove_pack(writer, *number) {
+                self.member.tier.forget(file);
+            }
         }
-        let with_catalog = is_last.then_some(Object::Catalog(catalog));
-        for object in [Some(Object::Pack(number)), with_catalog].into_iter().flatten() {
+        let objects = packs.iter().map(|(number, _)| Object::Pack(*number));
+        for object in objects.chain([Object::Catalog(catalog)]) {
             let name = writer.object(object);
             if let Err(error) = self.member.ask(PUBLISH_LIMIT, |tier, ask| tier.remove(name, ask)) {
                 tracing::warn!(%name, %error, "not removed from the folder of an earlier open");
                 self.search_after(SEARCH_AGAIN);
-                return unless_it_hangs(error);
+                return unless_it_hangs(error).map(|()| count);
             }
         }
-        if is_last {
-            self.member.index.known().remove_catalog(writer, catalog);
-        }
-        self.evicted += 1;
-        Ok(())
+        self.member.index.known().remove_catalog(writer, catalog);
+        self.evicted += count as u64;
+        Ok(count)
     }
 }
 

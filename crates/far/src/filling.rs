@@ -1,7 +1,7 @@
 //! The pack that a publisher fills, those that it writes, their catalogs, and their memory.
 //!
 //! 1. Packs that are written at the same time have one catalog. It is written when none of them is under way, at most
-//!    [`GROUP_PACKS`] of them are, and no complete one waits for others longer than [`GROUP_WAIT`] and their writing.
+//!    [`GROUP_PACKS`] of them do, and no complete one waits for others longer than [`GROUP_WAIT`] and their writing.
 //! 2. A pack that is being filled never keeps a catalog waiting: it is numbered again, for the next one.
 //! 3. The packs of a catalog were begun with the same removals applied.
 
@@ -25,6 +25,8 @@ pub const IN_FLIGHT: usize = 4;
 const MOST_WRITING: usize = 2 * IN_FLIGHT;
 /// Most packs that get one catalog.
 const GROUP_PACKS: u64 = 8;
+/// They leave together: they are at most this part of what a store may have at the location.
+const GROUP_PART: u64 = 16;
 /// How long a complete pack lets others join its catalog.
 const GROUP_WAIT: Duration = Duration::from_secs(1);
 
@@ -37,6 +39,8 @@ pub(crate) struct PacksInWork {
     /// The catalog of the next pack, and how many packs it has already.
     catalog: u64,
     begun: u64,
+    /// Most packs of a catalog.
+    most: u64,
     pub(crate) filling: Option<Filling>,
     /// By number.
     pub(crate) writing: BTreeMap<u64, WritingPack>,
@@ -98,12 +102,18 @@ impl PacksInWork {
             writer,
             catalog: 1,
             begun: 0,
+            most: GROUP_PACKS,
             filling: None,
             writing,
             complete,
             catalogs,
             spare: Vec::new(),
         }
+    }
+
+    /// Bounds the packs of a catalog by those that a store may have at the location.
+    pub(crate) fn bound_groups(&mut self, packs: u64) {
+        self.most = (packs / GROUP_PART).clamp(1, GROUP_PACKS);
     }
 
     /// Whether any pack was begun.
@@ -175,7 +185,7 @@ impl PacksInWork {
     }
 
     fn next_number(&mut self) -> u64 {
-        if self.begun == GROUP_PACKS {
+        if self.begun >= self.most {
             (self.catalog, self.begun) = (self.catalog + 1, 0);
         }
         self.begun += 1;

@@ -1,7 +1,8 @@
 //! The folder of this writer: what is in it, and what leaves it.
 //!
-//! 1. Packs leave one by one, the oldest first, and a catalog with the last of its packs. What could not be removed is
-//!    tried again, and keeps nothing else. What is known of a catalog stays until it is removed.
+//! 1. All packs of a catalog leave together, the oldest first, and then the catalog: whoever reads it finds none of its
+//!    packs, or all. What could not be removed is tried again, and keeps no other catalog. What is known of a catalog
+//!    stays until it is removed.
 //! 2. If other stores collected the folder, because this host was suspended for more than a day, the packs that are
 //!    gone are forgotten, and descriptions are published again.
 
@@ -181,15 +182,19 @@ impl OwnFolder {
         Ok(())
     }
 
-    /// Marks the oldest packs to be removed until at most `bound` bytes are left. Returns how many there were.
+    /// Marks the packs of the oldest catalogs to be removed until at most `bound` bytes are left. Returns how many packs
+    /// there were.
     pub(crate) fn evict(&mut self, bound: u64) -> u64 {
         let mut evicted = 0;
         while self.bytes > bound
             && let Some(oldest) = self.packs.first_key_value().map(|(number, _)| *number)
         {
-            self.forget(oldest);
-            self.leaving.add(oldest, self.member.clock.now());
-            evicted += 1;
+            let with_it = self.packs.range(packs_of(catalog_of(oldest)));
+            for number in with_it.map(|(number, _)| *number).collect::<Vec<_>>() {
+                self.forget(number);
+                self.leaving.add(number, self.member.clock.now());
+                evicted += 1;
+            }
         }
         evicted
     }

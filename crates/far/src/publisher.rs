@@ -65,7 +65,8 @@ impl Publisher {
     #[must_use]
     pub fn new(member: Member, options: PublisherOptions) -> Self {
         let replies = Replies::new(&member.clock);
-        let packs = PacksInWork::new(member.writer);
+        let mut packs = PacksInWork::new(member.writer);
+        packs.bound_groups(options.capacity_bytes / options.pack_bytes);
         let folder = OwnFolder::new(member.clone());
         let earlier = EarlierOpens::new(member.clone());
         let lists = OwnLists::new(member.clone());
@@ -402,6 +403,7 @@ impl Publisher {
     /// Sets the bound on the bytes of this store's packs.
     pub fn set_capacity(&mut self, bytes: u64) {
         self.options.capacity_bytes = bytes;
+        self.packs.bound_groups(bytes / self.options.pack_bytes);
     }
 
     /// Removes the oldest packs of this store beyond the bound, one more if the location had no space, what is left

@@ -131,3 +131,37 @@ fn a_pack_of_an_earlier_open_that_cannot_be_removed_keeps_no_other_one() {
     assert_eq!((opens.bytes(), opens.evicted()), (0, 1));
     assert!(opens.take_search_due().is_some(), "it is found again");
 }
+
+#[test]
+fn all_packs_of_a_catalog_leave_together_and_it_leaves_last() {
+    let setup = Setup::new();
+    let mut folder = OwnFolder::new(member(&setup));
+    let mut catalogs = [catalog_of_block(OWN, 1, 10), catalog_of_block(OWN, 2, 20)];
+    let second = CatalogPack { number: first_pack(1) + 1, ..catalogs[0].packs[0].clone() };
+    catalogs[0].packs.push(second);
+    for catalog in &catalogs {
+        for pack in &catalog.packs {
+            setup.publish(OWN.object(Object::Pack(pack.number)), vec![7; 8192]);
+        }
+        setup.publish(OWN.object(Object::Catalog(catalog.number)), catalog.encode());
+        folder.add(catalog);
+    }
+    let [first, second] = [0, 1].map(|at| OWN.object(Object::Pack(first_pack(1) + at)));
+    // One of the first catalog would be enough, and its second pack cannot be removed yet.
+    setup.break_name(second, EIO);
+    assert_eq!(folder.evict(2 * 8192), 2);
+    folder.remove_leaving(|_| false).unwrap();
+    let is_left =
+        [first, second, OWN.object(Object::Catalog(1))].map(|name| is_there(&setup, name));
+    assert_eq!(is_left, [false, true, true]);
+    setup.clear_faults();
+    setup.manual.advance(Duration::from_secs(60));
+    folder.remove_leaving(|_| false).unwrap();
+    assert!(!is_there(&setup, second) && !is_there(&setup, OWN.object(Object::Catalog(1))));
+    assert!(is_there(&setup, OWN.object(Object::Catalog(2))));
+    // A failed pack of a catalog that is on its way leaves alone.
+    folder.add_failed_pack(first_pack(2));
+    assert_eq!(folder.evict(0), 1);
+    folder.remove_leaving(|catalog| catalog == 2).unwrap();
+    assert!(is_there(&setup, OWN.object(Object::Catalog(2))));
+}
