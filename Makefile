@@ -97,10 +97,11 @@ far-packages: ## install the file systems that the tests of the far tier mount: 
 
 test-far: dev far-packages run-far ## test the far tier on GlusterFS and SeaweedFS, which needs root
 
-test-far-all: dev ## test the far tier on JuiceFS and CephFS too, which CI does not mount: needs root
+test-far-all: dev env-vllm ## test the far tier on all that it runs on, such as CephFS, MinIO and Mooncake: needs root
 	@$(PYTHON) tools/far_packages.py --all
 	@cargo test --quiet $(RUST_TESTS) --test all --no-run
 	@$(call pytest,dev,test-far-all) tests/far --far-all $(ARGS)
+	@$(call pytest,vllm,test-far-all) tests/integration/vllm/test_far.py --engine vllm --far-all $(ARGS)
 
 test-vllm: env-vllm run-vllm ## run the tests against real vLLM
 

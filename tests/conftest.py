@@ -32,7 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--far-all",
         action="store_true",
-        help="test the far tier on JuiceFS and CephFS too (make test-far-all)",
+        help="test the far tier on all that it runs on (make test-far-all)",
     )
 
 

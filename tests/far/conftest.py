@@ -1,6 +1,6 @@
 """Shared file systems, each started once for a module and mounted twice.
 
-JuiceFS and CephFS take part only with `--far-all`.
+With `--far-all` take part: JuiceFS and CephFS, further servers of object stores, and Mooncake.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 from tests.far.shared_fs import mounted
 
+from dalsegno_bench.object_store.servers import MORE_SERVERS
 from dalsegno_bench.shared_fs.kinds import MORE_KINDS
 from dalsegno_bench.shared_fs.mounts import SharedFs
 
@@ -17,17 +18,19 @@ from dalsegno_bench.shared_fs.mounts import SharedFs
 TIMEOUT_OF_MORE_S = 600
 
 
-def mounts_more(item: pytest.Item) -> bool:
-    """Reports whether a test mounts a file system that takes part only with `--far-all`."""
+def needs_more(item: pytest.Item) -> bool:
+    """Reports whether a test needs what takes part only with `--far-all`."""
+    if item.path.name == "test_mooncake.py":
+        return True
     spec = getattr(item, "callspec", None)
     values = spec.params.values() if spec else ()
     names = {*getattr(item, "fixturenames", ()), *(one for one in values if isinstance(one, str))}
-    return not names.isdisjoint(MORE_KINDS)
+    return not names.isdisjoint({*MORE_KINDS, *MORE_SERVERS})
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keeps the tests on JuiceFS and CephFS only with `--far-all`, and gives them more time."""
-    more = [item for item in items if mounts_more(item)]
+    """Keeps tests that need more only with `--far-all`, and gives them more time."""
+    more = [item for item in items if needs_more(item)]
     if config.getoption("--far-all"):
         for item in more:
             item.add_marker(pytest.mark.timeout(TIMEOUT_OF_MORE_S))

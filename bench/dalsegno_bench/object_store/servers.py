@@ -1,73 +1,100 @@
-"""S3 servers on loopback, each with a bucket.
+"""Servers of object stores on loopback, each with a bucket.
 
 SeaweedFS comes with the environment `far`, and versitygw too, which is built there once where Go is
-installed.
+installed. `make test-far-all` installs the others.
 """
 
 from __future__ import annotations
 
 import json
-import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
+from dalsegno_bench.object_store import more_servers
+from dalsegno_bench.object_store.bucket import SERVER_PORT, Bucket, accepts
 from dalsegno_bench.shared_fs import seaweed
 from dalsegno_bench.shared_fs.cluster import Cluster, ClusterError, opened
 from dalsegno_bench.shared_fs.installed import find_program
-from dalsegno_bench.shared_fs.processes import Server
 
-__all__ = ["SERVERS", "Bucket", "missing", "running", "seaweed_s3"]
+__all__ = ["MORE_SERVERS", "SERVERS", "Bucket", "missing", "running", "seaweed_s3"]
 
-SERVERS = ("seaweed", "versitygw")
-S3_PORT = 18333
-NAME = "dalsegno"
-# Credentials of a server that nobody else reaches. Tests look for them in all that is written.
-KEY_ID, SECRET = "DALSEGNOTESTKEYID", "dalsegno-test-secret-0123456789"
+INSTALL, INSTALL_MORE = "make far-packages", "make test-far-all"
 
 versitygw = partial(find_program, "far", "versitygw")
 
 
 @dataclass(frozen=True)
-class Bucket:
-    """A bucket of a server.
+class Kind:
+    """A server that can be started.
 
     Attributes:
-        endpoint: URL of the server.
-        name: Name of the bucket.
-        key_id: Whose it is.
-        secret: What signs requests.
-        servers: The programs that serve it.
+        find: Returns its program, if it is there.
+        start: Starts it.
+        install: What installs it.
     """
 
-    endpoint: str
-    name: str = NAME
-    key_id: str = KEY_ID
-    secret: str = SECRET
-    servers: tuple[Server, ...] = ()
-
-    def url(self, prefix: str = "") -> str:
-        """Returns the URL of a prefix in it."""
-        return f"s3://{self.name}/{prefix}".rstrip("/")
-
-    def environment(self) -> dict[str, str]:
-        """Returns the variables by which clients find it."""
-        return {
-            "AWS_ENDPOINT_URL": self.endpoint,
-            "AWS_ACCESS_KEY_ID": self.key_id,
-            "AWS_SECRET_ACCESS_KEY": self.secret,
-            "AWS_REGION": "us-east-1",
-        }
-
-    def behind(self, endpoint: str) -> Bucket:
-        """Returns the same bucket through another address."""
-        return replace(self, endpoint=endpoint)
+    find: Callable[[], Path | None]
+    start: Callable[[Cluster, Path], Bucket]
+    install: str = INSTALL
 
 
 @contextmanager
 def seaweed_s3() -> Iterator[Bucket]:
-    """Starts SeaweedFS with its S3 server.
+    """Starts SeaweedFS with its S3 server; see `running`."""
+    with running("seaweed") as bucket:
+        yield bucket
+
+
+def _seaweed(cluster: Cluster, _program: Path) -> Bucket:
+    bucket = Bucket(f"http://{cluster.address}:{SERVER_PORT}")
+    credentials = {"accessKey": bucket.key_id, "secretKey": bucket.secret}
+    identity = {"name": "tests", "credentials": [credentials], "actions": ["Admin"]}
+    config = cluster.folder / "s3.json"
+    config.write_text(json.dumps({"identities": [identity]}))
+    storage = seaweed.start_storage(cluster)
+    gateway = seaweed.start_s3(cluster, SERVER_PORT, config)
+    seaweed.make_bucket(cluster, bucket.name)
+    return replace(bucket, servers=(gateway, *storage))
+
+
+def _versitygw(cluster: Cluster, program: Path) -> Bucket:
+    bucket = Bucket(f"http://{cluster.address}:{SERVER_PORT}")
+    storage = cluster.path("storage")
+    # A folder of the gateway is a bucket of its root account.
+    (storage / bucket.name).mkdir()
+    of_root = (f"--access={bucket.key_id}", f"--secret={bucket.secret}")
+    listens = f"--port={cluster.address}:{SERVER_PORT}"
+    server = cluster.start("versitygw", program, *of_root, listens, "--quiet", "posix", storage)
+    cluster.wait("versitygw listens", lambda: accepts(cluster.address))
+    return replace(bucket, servers=(server,))
+
+
+_KINDS = {
+    "seaweed": Kind(seaweed.program, _seaweed),
+    "versitygw": Kind(versitygw, _versitygw),
+    "minio": Kind(more_servers.minio, more_servers.start_minio, INSTALL_MORE),
+    "moto": Kind(more_servers.moto, more_servers.start_moto, INSTALL_MORE),
+    "s3proxy": Kind(more_servers.s3proxy, more_servers.start_s3proxy, INSTALL_MORE),
+    "fake-gcs-server": Kind(more_servers.fake_gcs, more_servers.start_fake_gcs, INSTALL_MORE),
+    "azurite": Kind(more_servers.azurite, more_servers.start_azurite, INSTALL_MORE),
+}
+SERVERS = ("seaweed", "versitygw")
+# Only `make test-far-all` starts these. CI has not the time to install them.
+MORE_SERVERS = tuple(name for name in _KINDS if name not in SERVERS)
+
+
+def missing(server: str) -> str | None:
+    """What is missing to start a server, and how to get it; None if nothing is."""
+    kind = _KINDS[server]
+    return None if kind.find() else f"{server} is missing: {kind.install} installs it"
+
+
+@contextmanager
+def running(server: str) -> Iterator[Bucket]:
+    """Starts one of `SERVERS` or `MORE_SERVERS`.
 
     Yields:
         An empty bucket.
@@ -75,55 +102,9 @@ def seaweed_s3() -> Iterator[Bucket]:
     Raises:
         ClusterError: It does not start.
     """
-    with opened("s3") as cluster:
-        yield _started(cluster)
-
-
-def _started(cluster: Cluster) -> Bucket:
-    bucket = Bucket(f"http://{cluster.address}:{S3_PORT}")
-    credentials = {"accessKey": bucket.key_id, "secretKey": bucket.secret}
-    identity = {"name": "tests", "credentials": [credentials], "actions": ["Admin"]}
-    config = cluster.folder / "s3.json"
-    config.write_text(json.dumps({"identities": [identity]}))
-    storage = seaweed.start_storage(cluster)
-    gateway = seaweed.start_s3(cluster, S3_PORT, config)
-    seaweed.make_bucket(cluster, bucket.name)
-    return replace(bucket, servers=(gateway, *storage))
-
-
-def missing(server: str) -> str | None:
-    """What is missing to start a server, and how to get it; None if nothing is."""
-    found = versitygw() if server == "versitygw" else seaweed.program()
-    return None if found else f"{server} is missing: make far-packages installs it"
-
-
-@contextmanager
-def running(server: str) -> Iterator[Bucket]:
-    """Starts one of `SERVERS`; see `seaweed_s3`."""
-    if server == "seaweed":
-        with seaweed_s3() as bucket:
-            yield bucket
-        return
-    with opened("versitygw") as cluster:
-        yield _started_versitygw(cluster)
-
-
-def _started_versitygw(cluster: Cluster) -> Bucket:
-    program = versitygw()
+    kind = _KINDS[server]
+    program = kind.find()
     if program is None:
-        raise ClusterError("versitygw is missing: make far-packages installs it")
-    bucket = Bucket(f"http://{cluster.address}:{S3_PORT}")
-    storage = cluster.path("storage")
-    # A folder of the gateway is a bucket of its root account.
-    (storage / bucket.name).mkdir()
-    of_root = (f"--access={bucket.key_id}", f"--secret={bucket.secret}")
-    listens = f"--port={cluster.address}:{S3_PORT}"
-    server = cluster.start("versitygw", program, *of_root, listens, "--quiet", "posix", storage)
-
-    def listens_now() -> bool:
-        with socket.socket() as probe:
-            probe.settimeout(1)
-            return probe.connect_ex((cluster.address, S3_PORT)) == 0
-
-    cluster.wait("versitygw listens", listens_now)
-    return replace(bucket, servers=(server,))
+        raise ClusterError(missing(server))
+    with opened("s3" if server == "seaweed" else server) as cluster:
+        yield kind.start(cluster, program)

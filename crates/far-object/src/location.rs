@@ -12,7 +12,7 @@ use std::time::Duration;
 use dalsegno_core::FarOptions;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, S3ConditionalPut};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
-use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::path::Path as Key;
 use object_store::{Attribute, Attributes, Certificate, ClientOptions, ObjectStore, RetryConfig};
 use thiserror::Error;
@@ -227,23 +227,29 @@ impl ObjectLocation {
         let store: Arc<dyn ObjectStore> = match self.scheme {
             Scheme::S3 => Arc::new(self.s3(traffic)?.build().map_err(failed)?),
             Scheme::Gcs => {
-                let mut builder = GoogleCloudStorageBuilder::from_env()
+                let mut builder = GoogleCloudStorageBuilder::from_env();
+                let of_environment = builder.get_config_value(&GoogleConfigKey::BaseUrl);
+                let endpoint = self.options.endpoint.clone().or(of_environment);
+                builder = builder
                     .with_bucket_name(&self.bucket)
-                    .with_client_options(self.client_options()?)
+                    .with_client_options(self.client_options(endpoint.as_deref())?)
                     .with_retry(no_retries())
                     .with_http_connector(Connector::new(traffic));
-                if let Some(endpoint) = &self.options.endpoint {
-                    builder = builder.with_base_url(endpoint);
+                if let Some(endpoint) = endpoint {
+                    builder = builder.with_base_url(&endpoint);
                 }
                 Arc::new(builder.build().map_err(failed)?)
             }
             Scheme::Azure => {
-                let mut builder = MicrosoftAzureBuilder::from_env()
+                let mut builder = MicrosoftAzureBuilder::from_env();
+                let of_environment = builder.get_config_value(&AzureConfigKey::Endpoint);
+                let endpoint = self.options.endpoint.clone().or(of_environment);
+                builder = builder
                     .with_container_name(&self.bucket)
-                    .with_client_options(self.client_options()?)
+                    .with_client_options(self.client_options(endpoint.as_deref())?)
                     .with_retry(no_retries())
                     .with_http_connector(Connector::new(traffic));
-                if let Some(endpoint) = &self.options.endpoint {
+                if let Some(endpoint) = endpoint {
                     builder = builder.with_config(AzureConfigKey::Endpoint, endpoint);
                 }
                 Arc::new(builder.build().map_err(failed)?)
@@ -259,7 +265,7 @@ impl ObjectLocation {
         let options = &self.options;
         let mut builder = AmazonS3Builder::from_env()
             .with_bucket_name(&self.bucket)
-            .with_client_options(self.client_options()?)
+            .with_client_options(self.client_options(None)?)
             .with_retry(no_retries())
             .with_conditional_put(S3ConditionalPut::ETagMatch)
             // Its response hides which object was not removed, and why.
@@ -298,14 +304,12 @@ impl ObjectLocation {
         })
     }
 
-    fn client_options(&self) -> Result<ClientOptions, LocationError> {
+    fn client_options(&self, endpoint: Option<&str>) -> Result<ClientOptions, LocationError> {
         let mut client = ClientOptions::new()
             .with_connect_timeout(CONNECT_TIMEOUT)
             .with_pool_idle_timeout(IDLE_TIMEOUT)
             .with_timeout_disabled()
-            .with_allow_http(
-                self.options.endpoint.as_ref().is_some_and(|url| url.starts_with("http://")),
-            )
+            .with_allow_http(endpoint.is_some_and(|url| url.starts_with("http://")))
             .with_user_agent(
                 concat!("dalsegno/", env!("CARGO_PKG_VERSION")).parse().expect("ASCII"),
             );

@@ -38,44 +38,10 @@ Directory = Annotated[
     str,
     typer.Argument(metavar="DIR", parser=place, help="The store's directory, or a far location."),
 ]
-Storedef far_options(text: str) -> dict[str, Any]:
-    """Returns the options of a far location.
-
-    Raises:
-        InvalidError: The text is no JSON object. It is not repeated, as it may be secret.
-    """
-    try:
-        given = json.loads(text)
-    except ValueError:
-        given = None
-    if not isinstance(given, dict):
-        raise InvalidError(
-            """--far-options is no JSON object; give one such as '{"region": "eu-west-1"}'"""
-        )
-    return given
-
-
-Directory = Annotated[
+StoreDirectory = Annotated[
     Path, typer.Argument(metavar="DIR", parser=typed_path, help="The store's directory.")
 ]
-Fardef far_options(text: str) -> dict[str, Any]:
-    """Returns the options of a far location.
-
-    Raises:
-        InvalidError: The text is no JSON object. It is not repeated, as it may be secret.
-    """
-    try:
-        given = json.loads(text)
-    except ValueError:
-        given = None
-    if not isinstance(given, dict):
-        raise InvalidError(
-            """--far-options is no JSON object; give one such as '{"region": "eu-west-1"}'"""
-        )
-    return given
-
-
-Directory = Annotated[
+FarDirectory = Annotated[
     str,
     typer.Argument(
         metavar="DIR", parser=place, help="What stores share: a directory or a URL."
