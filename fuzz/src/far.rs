@@ -1,13 +1,13 @@
 //! The decoders of a far location: a catalog, a list of removals, and a store's record of removals.
 
 use dalsegno_core::{ChainHash, Extent, ExtentId, KvLayout, Location, NamespaceId, StoreId};
-use dalsegno_far::format::{Catalog, RemovalList, RemovalRecord};
+use dalsegno_far::format::{Catalog, CatalogPack, RemovalList, RemovalRecord};
 use dalsegno_far::{Removal, RemovalId, WriterId};
 
 use crate::seal::{SECTOR, seal_sector, sectors};
 
 /// Offset of the checksum of a catalog's body.
-const CATALOG_CRC_AT: usize = 64;
+const CATALOG_CRC_AT: usize = 56;
 /// Offset of the checksum of the body of a list of removals, and of a record of removals.
 const REMOVALS_CRC_AT: usize = 56;
 
@@ -29,8 +29,10 @@ pub(crate) fn catalog(input: &[u8]) {
     let bytes = sealed(input, *b"DSGNCATL", CATALOG_CRC_AT);
     if let Ok(catalog) = Catalog::decode(&bytes) {
         assert!(catalog.encode() == bytes, "another catalog");
-        let ends = catalog.extents.iter().map(|one| one.location.offset + one.total_bytes());
-        assert!(ends.max().unwrap_or(0) <= catalog.pack_bytes, "an extent outside of the pack");
+        for pack in &catalog.packs {
+            let ends = pack.extents.iter().map(|one| one.location.offset + one.total_bytes());
+            assert!(ends.max().unwrap_or(0) <= pack.bytes, "an extent outside of the pack");
+        }
     }
     let _ = Catalog::decode(input);
 }
@@ -59,7 +61,8 @@ fn writer(open: u64) -> WriterId {
 }
 
 fn extent(offset: u64, blocks: u8, compressed_bytes: u64) -> Extent {
-    let location = Location { segment: 7, epoch: 9, offset, header_bytes: 4096, compressed_bytes };
+    let location =
+        Location { segment: 112, epoch: 9, offset, header_bytes: 4096, compressed_bytes };
     Extent {
         id: ExtentId(5),
         born: 5,
@@ -76,18 +79,21 @@ fn extent(offset: u64, blocks: u8, compressed_bytes: u64) -> Extent {
 /// Catalogs of each kind, by name.
 #[must_use]
 pub fn catalog_seeds() -> Vec<(&'static str, Vec<u8>)> {
-    let pack = |extents, pack_bytes| Catalog {
+    let of_packs = |packs| Catalog {
         writer: writer(9),
         number: 7,
-        pack_bytes,
-        extents,
+        packs,
         applied: [3, 9].map(|open| RemovalId { by: writer(open), number: 6 }).into_iter().collect(),
     };
+    let pack = |extents, bytes| of_packs(vec![CatalogPack { number: 112, bytes, extents }]);
+    let several =
+        (112..128).map(|number| CatalogPack { number, bytes: 4096, extents: Vec::new() }).collect();
     let two = vec![extent(0, 2, 0), extent(12_288, 3, 5000)];
     vec![
         ("one-extent", pack(vec![extent(0, 2, 0)], 12_288).encode()),
         ("two-extents", pack(two, 1 << 20).encode()),
-        ("empty", pack(Vec::new(), 0).encode()),
+        ("several-packs", of_packs(several).encode()),
+        ("empty", of_packs(Vec::new()).encode()),
     ]
 }
 

@@ -4,9 +4,9 @@
 //!    Nothing is written to them.
 //! 2. One is taken over if its newest sign of life is [`SILENT_AFTER`] old by the clock of the location. A younger one
 //!    may be that of a living store with the same id, whose directory was copied.
-//! 3. The oldest folder is emptied first, its packs by number, each before its catalog. A pack that could not be
-//!    removed keeps no other one: it is found again by the next search. A catalog without its pack leaves with the
-//!    folder. Others may remove the same packs.
+//! 3. The oldest folder is emptied first, its packs by number, and each catalog after the last of its packs. A pack that
+//!    could not be removed keeps no other pack, but its catalog: both are found again by the next search. A catalog
+//!    without packs leaves with the folder. Others may remove the same packs.
 
 use std::cmp::Reverse;
 use std::collections::VecDeque;
@@ -15,6 +15,7 @@ use std::time::Duration;
 use dalsegno_core::Nanos;
 use dalsegno_io::IoError;
 
+use crate::format::catalog_of;
 use crate::member::{Member, PUBLISH_LIMIT};
 use crate::names::{Object, WriterId};
 use crate::signs::{SILENT_AFTER, Signs, is_gone};
@@ -171,6 +172,8 @@ pub(crate) struct EarlierOpens {
     seen: usize,
     /// When the next search is to begin, because a folder was given up.
     search_due: Option<Nanos>,
+    /// The catalog of the last pack that could not be removed.
+    kept: Option<(WriterId, u64)>,
     /// Packs that were removed.
     evicted: u64,
 }
@@ -178,7 +181,7 @@ pub(crate) struct EarlierOpens {
 impl EarlierOpens {
     pub(crate) fn new(member: Member) -> Self {
         let folders = VecDeque::new();
-        Self { member, folders, bytes: 0, seen: 0, search_due: None, evicted: 0 }
+        Self { member, folders, bytes: 0, seen: 0, search_due: None, kept: None, evicted: 0 }
     }
 
     /// Bytes of the packs that were taken over.
@@ -204,7 +207,7 @@ impl EarlierOpens {
     pub(crate) fn take_over(&mut self, found: EarlierFolders) {
         let EarlierFolders { folders, seen } = found;
         self.bytes = folders.iter().flat_map(|folder| &folder.packs).map(|(_, bytes)| bytes).sum();
-        (self.folders, self.seen) = (folders, seen);
+        (self.folders, self.seen, self.kept) = (folders, seen, None);
     }
 
     /// Removes the oldest packs until at most `bound` bytes are left, or as many as a step may.
@@ -258,27 +261,34 @@ impl EarlierOpens {
         self.search_due = Some(self.search_due.map_or(due, |earlier| earlier.min(due)));
     }
 
-    /// Removes the oldest pack, and its catalog. If that fails, goes on with the next one.
+    /// Removes the oldest pack, and its catalog if that has no other pack. If that fails, goes on with the next one.
     fn remove_oldest(&mut self) -> Result<(), IoError> {
         let Some(folder) = self.folders.front_mut() else { return Ok(()) };
         let writer = folder.writer;
         let (number, bytes) = folder.packs.pop_front().expect("an empty folder does not count");
         self.bytes -= bytes;
+        let catalog = catalog_of(number);
+        let is_last = folder.packs.front().is_none_or(|(next, _)| catalog_of(*next) != catalog)
+            && self.kept != Some((writer, catalog));
         if folder.packs.is_empty() {
             self.folders.pop_front();
         }
         if let Some(file) = self.member.index.remove_pack(writer, number) {
             self.member.tier.forget(file);
         }
-        for object in [Object::Pack(number), Object::Catalog(number)] {
+        let with_catalog = is_last.then_some(Object::Catalog(catalog));
+        for object in [Some(Object::Pack(number)), with_catalog].into_iter().flatten() {
             let name = writer.object(object);
             if let Err(error) = self.member.ask(PUBLISH_LIMIT, |tier, ask| tier.remove(name, ask)) {
                 tracing::warn!(%name, %error, "not removed from the folder of an earlier open");
+                self.kept = Some((writer, catalog));
                 self.search_after(SEARCH_AGAIN);
                 return unless_it_hangs(error);
             }
         }
-        self.member.index.known().remove_catalog(writer, number);
+        if is_last {
+            self.member.index.known().remove_catalog(writer, catalog);
+        }
         self.evicted += 1;
         Ok(())
     }

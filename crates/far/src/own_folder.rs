@@ -1,8 +1,10 @@
 //! The folder of this writer: what is in it, and what leaves it.
 //!
-//! 1. A pack leaves before its catalog. What could not be removed is tried again, and keeps nothing else. What is known
-//!    of the catalog stays until it is removed.
-//! 2. If other stores collected the folder, because this host was suspended for more than a day, the packs that are
+//! 1. Packs leave one by one, the oldest first, and a catalog with the last of its packs. What could not be removed is
+//!    tried again, and keeps nothing else. What is known of a catalog stays until it is removed.
+//! 2. A pack that could not be written is in no catalog, and leaves without one. The catalog that its number belongs to
+//!    may still be written, for other packs.
+//! 3. If other stores collected the folder, because this host was suspended for more than a day, the packs that are
 //!    gone are forgotten, and descriptions are published again.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,6 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use dalsegno_core::NamespaceId;
 use dalsegno_io::{IoError, Memory};
 
+use crate::format::{Catalog, catalog_of, packs_of};
 use crate::leaving::Leaving;
 use crate::member::{Member, PUBLISH_LIMIT};
 use crate::names::Object;
@@ -20,6 +23,15 @@ const MOST_FAILED: usize = 4096;
 /// Beats that are remembered until they are removed.
 const MOST_BEATS: usize = 64;
 
+/// Packs that are to be removed.
+#[derive(Debug, Default)]
+struct LeavingPacks {
+    /// Those of catalogs.
+    named: Leaving<u64>,
+    /// Those that could not be written: no catalog names them.
+    unwritten: Leaving<u64>,
+}
+
 /// The folder of this writer.
 pub(crate) struct OwnFolder {
     member: Member,
@@ -27,8 +39,7 @@ pub(crate) struct OwnFolder {
     packs: BTreeMap<u64, u64>,
     /// The sum of these bytes: it is read at every step, and there may be 100,000 packs.
     bytes: u64,
-    /// Packs that are to be removed.
-    leaving: Leaving<u64>,
+    leaving: LeavingPacks,
     /// The descriptions that were published, to publish them in another directory, too.
     described: BTreeMap<NamespaceId, Vec<u8>>,
     /// The number of the last beat.
@@ -50,7 +61,7 @@ impl OwnFolder {
             member,
             packs: BTreeMap::new(),
             bytes: 0,
-            leaving: Leaving::default(),
+            leaving: LeavingPacks::default(),
             described: BTreeMap::new(),
             beat: 0,
             beats: BTreeSet::new(),
@@ -64,15 +75,26 @@ impl OwnFolder {
         self.bytes
     }
 
-    pub(crate) fn add(&mut self, number: u64, bytes: u64) {
-        let before = self.packs.insert(number, bytes);
-        self.bytes = self.bytes - before.unwrap_or(0) + bytes;
+    /// Adds the packs of a catalog.
+    pub(crate) fn add(&mut self, catalog: &Catalog) {
+        for pack in &catalog.packs {
+            let before = self.packs.insert(pack.number, pack.bytes);
+            self.bytes = self.bytes - before.unwrap_or(0) + pack.bytes;
+        }
     }
 
-    /// Notes that publishing a pack failed. What is there of it is of no use.
-    pub(crate) fn add_failed(&mut self, number: u64) {
-        if self.leaving.len() < MOST_FAILED {
-            self.leaving.add(number, self.member.clock.now());
+    /// Notes a pack that could not be written, or is not wanted any more before its catalog is written.
+    pub(crate) fn add_failed_pack(&mut self, number: u64) {
+        if self.leaving.unwritten.len() < MOST_FAILED {
+            self.leaving.unwritten.add(number, self.member.clock.now());
+        }
+    }
+
+    /// Notes that publishing a catalog failed. What is there of it and of its packs is of no use.
+    pub(crate) fn add_failed(&mut self, catalog: &Catalog) {
+        if self.leaving.named.len() < MOST_FAILED {
+            let now = self.member.clock.now();
+            catalog.packs.iter().for_each(|pack| self.leaving.named.add(pack.number, now));
         }
     }
 
@@ -172,23 +194,32 @@ impl OwnFolder {
             && let Some(oldest) = self.packs.first_key_value().map(|(number, _)| *number)
         {
             self.forget(oldest);
-            self.leaving.add(oldest, self.member.clock.now());
+            self.leaving.named.add(oldest, self.member.clock.now());
             evicted += 1;
         }
         evicted
     }
 
-    /// Removes the packs that are to leave.
+    /// Removes the packs that are to leave, each catalog after the last of its packs.
     pub(crate) fn remove_leaving(&mut self) -> Result<(), IoError> {
         self.follow_location()?;
-        let mut leaving = std::mem::take(&mut self.leaving);
-        let result = leaving.remove_due(self.member.clock.now(), |number| {
+        let LeavingPacks { mut named, mut unwritten } = std::mem::take(&mut self.leaving);
+        let now = self.member.clock.now();
+        let removed = named.remove_due(now, |number, left| {
             self.remove(Object::Pack(number))?;
-            self.remove(Object::Catalog(number))?;
-            self.member.index.known().remove_catalog(self.member.writer, number);
+            let catalog = catalog_of(number);
+            let is_last = left.range(packs_of(catalog)).all(|other| other == number);
+            if !is_last || self.packs.range(packs_of(catalog)).next().is_some() {
+                return Ok(());
+            }
+            self.remove(Object::Catalog(catalog))?;
+            self.member.index.known().remove_catalog(self.member.writer, catalog);
             Ok(())
         });
-        self.leaving = leaving;
+        let result = removed.and_then(|()| {
+            unwritten.remove_due(now, |number, _| self.remove(Object::Pack(number)))
+        });
+        self.leaving = LeavingPacks { named, unwritten };
         result
     }
 
@@ -216,17 +247,24 @@ impl OwnFolder {
         }
         // Catalogs that are there without a known pack leave. Until then their removals are needed.
         let (now, mut known) = (self.member.clock.now(), self.member.index.known());
-        let (without_pack, without_any): (Vec<u64>, Vec<u64>) =
-            gone.iter().partition(|number| is_there(Object::Catalog(**number)));
-        for number in without_any {
-            known.remove_catalog(self.member.writer, number);
+        let has_packs = |catalog: &u64| self.packs.range(packs_of(*catalog)).next().is_some();
+        let catalogs: BTreeSet<u64> = gone.iter().map(|number| catalog_of(*number)).collect();
+        let (without_pack, without_any): (Vec<u64>, Vec<u64>) = catalogs
+            .into_iter()
+            .filter(|catalog| !has_packs(catalog))
+            .partition(|catalog| is_there(Object::Catalog(*catalog)));
+        for catalog in without_any {
+            known.remove_catalog(self.member.writer, catalog);
         }
         let all_known: BTreeSet<u64> = known.numbers(self.member.writer).into_iter().collect();
         let unknown = listed.iter().filter_map(|one| match one.object {
             Object::Catalog(number) => Some(number).filter(|number| !all_known.contains(number)),
             _ => None,
         });
-        without_pack.into_iter().chain(unknown).for_each(|number| self.leaving.add(number, now));
+        // Its first pack is gone, or was never there: removing it does nothing, and the catalog follows.
+        for catalog in without_pack.into_iter().chain(unknown) {
+            self.leaving.named.add(packs_of(catalog).start, now);
+        }
         Ok(gone.len())
     }
 

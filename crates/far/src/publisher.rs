@@ -2,7 +2,7 @@
 //!
 //! 1. Memory is bounded: one pack is filled while at most [`IN_FLIGHT`] are written, and a full one waits for its turn.
 //!    Adding extents never waits for the location.
-//! 2. A catalog is written after its pack is durable, and its blocks are found here after the catalog is durable.
+//! 2. A catalog is written after its packs are durable, and their blocks are found here after the catalog is durable.
 //! 3. A pack that cannot be written is dropped and counted. Its number is not used again, and what is there of it is
 //!    removed.
 //! 4. A pack says which removals were applied when it was begun. So a removal that is applied later covers it, although
@@ -13,18 +13,17 @@
 use std::time::Duration;
 
 use dalsegno_core::{Deadline, Extent, NamespaceId, Nanos, StoreId};
-use dalsegno_extent::format::RecordPlace;
 use dalsegno_extent::{PinnedFile, SourceIo};
 use dalsegno_io::{IoError, Memory};
 
 use crate::earlier::{EarlierFolders, EarlierOpens};
-use crate::filling::{Filling, PacksInWork, Writing};
-use crate::format::{Catalog, MAX_PACK_BYTES, extent_bytes};
+use crate::filling::{Filling, PacksInWork, WritingCatalog, WritingPack};
+use crate::format::{Catalog, CatalogPack, MAX_PACK_BYTES};
 use crate::member::{Member, PUBLISH_LIMIT};
 use crate::names::Object;
 use crate::own_folder::OwnFolder;
 use crate::own_lists::OwnLists;
-use crate::publishing::{PublisherOptions, PublisherStats, Refused, blocks_of};
+use crate::publishing::{PublisherOptions, PublisherStats, Refused};
 use crate::removal::{Applied, Removal};
 use crate::replies::Replies;
 
@@ -65,13 +64,14 @@ impl Publisher {
     #[must_use]
     pub fn new(member: Member, options: PublisherOptions) -> Self {
         let replies = Replies::new(&member.clock);
+        let packs = PacksInWork::new(member.writer);
         let folder = OwnFolder::new(member.clone());
         let earlier = EarlierOpens::new(member.clone());
         let lists = OwnLists::new(member.clone());
         Self {
             member,
             options,
-            packs: PacksInWork::default(),
+            packs,
             replies,
             folder,
             earlier,
@@ -147,32 +147,18 @@ impl Publisher {
             let (now, flush) = (self.member.clock.now(), self.options.flush);
             self.packs.begin(now, flush, &self.applied).ok_or(Refused::Busy)?
         };
-        let at = filling.bytes;
-        let mut header = match filling.memory.read(io, pinned, store, extent, at) {
-            Ok(header) => header,
+        match filling.memory.read(io, pinned, store, extent, filling.bytes) {
+            Ok(header) => filling.add(header, bytes),
             Err(cause) => {
                 if filling.memory.is_usable() {
                     self.packs.filling = Some(filling);
                 } else {
                     // The device may write to it at any time: what it holds is lost.
-                    self.stats.failed_blocks += blocks_of(&filling.extents);
+                    self.stats.failed_blocks += filling.blocks();
                 }
                 return Err(Refused::Unread(cause));
             }
-        };
-        let place = RecordPlace {
-            segment: filling.number,
-            epoch: self.member.writer.open,
-            offset: at as u64,
-        };
-        place.move_here(self.member.writer.store, &mut header);
-        let mut memory = filling.memory.memory();
-        header.encode(&mut memory.as_mut_slice()[at..at + header.header_bytes() as usize]);
-        drop(memory);
-        let extent = header.extent().expect("the record of an extent");
-        filling.bytes += bytes;
-        filling.catalog_bytes += extent_bytes(&extent);
-        filling.extents.push(extent);
+        }
         self.packs.filling = Some(filling);
         self.close_if_due();
         Ok(())
@@ -209,86 +195,123 @@ impl Publisher {
 
     /// Publishes the pack that is being filled.
     fn close_pack(&mut self) {
-        let Some(filling) = self.packs.filling.take() else { return };
-        let Filling { number, mut memory, bytes, extents, applied, begun, .. } = filling;
-        if self.is_late(begun) {
-            self.stats.failed_blocks += blocks_of(&extents);
-            return self.packs.keep_memory(memory);
+        let Some(mut filling) = self.packs.filling.take() else { return };
+        if self.is_late(filling.begun) {
+            self.stats.failed_blocks += filling.blocks();
+            return self.packs.keep_memory(filling.memory);
         }
+        let number = self.packs.next_number();
+        let extents = filling.encode_headers(self.member.writer, number);
+        let Filling { mut memory, bytes, applied, begun, .. } = filling;
         let payload = memory.memory().split_to(bytes);
-        let (writer, pack_bytes) = (self.member.writer, bytes as u64);
-        let catalog = Catalog { writer, number, pack_bytes, extents, applied };
-        let name = writer.object(Object::Pack(number));
-        self.member.tier.publish(name, vec![payload], self.replies.ask(number, PUBLISH_LIMIT));
-        let (memory, begun) = (Some(memory), Some(begun));
-        self.packs.writing.insert(number, Writing { catalog, memory, begun });
+        let name = self.member.writer.object(Object::Pack(number));
+        self.member.tier.publish(
+            name,
+            vec![payload],
+            self.replies.ask(tag_of(name.object), PUBLISH_LIMIT),
+        );
+        let pack = CatalogPack { number, bytes: bytes as u64, extents };
+        self.packs
+            .writing
+            .insert(number, WritingPack { pack, memory, applied, begun: Some(begun) });
     }
 
     fn is_late(&self, begun: Nanos) -> bool {
         self.member.clock.now().since(begun) > PUBLISHED_WITHIN
     }
 
-    /// Handles what the location has answered, and publishes a pack that is due. Returns how many packs are being
-    /// written.
+    /// Handles what the location has answered, and publishes a pack that is due, and catalogs of complete ones. Returns how
+    /// many are being written, or wait for their catalog.
     pub fn advance(&mut self) -> usize {
         while let Some(reply) = self.replies.arrived() {
             self.handle(reply.tag, reply.result);
         }
         self.close_if_due();
-        self.packs.writing.len()
+        self.publish_catalogs();
+        self.packs.under_way()
     }
 
-    fn handle(&mut self, number: u64, result: Result<(), IoError>) {
-        let Some(mut writing) = self.packs.writing.remove(&number) else { return };
-        let is_pack = writing.memory.is_some();
-        writing.memory.take().into_iter().for_each(|memory| self.packs.keep_memory(memory));
-        let is_wanted = writing.begun.is_some_and(|begun| !self.is_late(begun));
-        match result {
-            Ok(()) if !is_wanted => self.drop_pack(&writing.catalog),
-            Ok(()) if is_pack => {
-                let name = self.member.writer.object(Object::Catalog(number));
-                // It may appear although that fails.
-                self.member.index.known().add_catalog(&writing.catalog);
-                let ask = self.replies.ask(number, PUBLISH_LIMIT);
-                self.member.tier.publish(
-                    name,
-                    vec![Memory::owned(writing.catalog.encode(), ())],
-                    ask,
-                );
-                self.packs.writing.insert(number, writing);
+    fn publish_catalogs(&mut self) {
+        for writing in self.packs.take_catalogs(self.member.clock.now()) {
+            let number = writing.catalog.number;
+            let name = self.member.writer.object(Object::Catalog(number));
+            // It may appear although that fails.
+            self.member.index.known().add_catalog(&writing.catalog);
+            let bytes = vec![Memory::owned(writing.catalog.encode(), ())];
+            let ask = self.replies.ask(tag_of(name.object), PUBLISH_LIMIT);
+            self.member.tier.publish(name, bytes, ask);
+            self.packs.catalogs.insert(number, writing);
+        }
+    }
+
+    fn handle(&mut self, tag: u64, result: Result<(), IoError>) {
+        let number = tag / 2;
+        if tag.is_multiple_of(2) {
+            self.handle_pack(number, result);
+        } else {
+            self.handle_catalog(number, result);
+        }
+    }
+
+    fn handle_pack(&mut self, number: u64, result: Result<(), IoError>) {
+        let Some(writing) = self.packs.writing.remove(&number) else { return };
+        let WritingPack { pack, memory, applied, begun } = writing;
+        self.packs.keep_memory(memory);
+        match (result, begun.filter(|begun| !self.is_late(*begun))) {
+            (Ok(()), Some(begun)) => {
+                self.packs.add_complete(pack, applied, begun, self.member.clock.now());
             }
-            Ok(()) => self.publish_index(&writing.catalog),
-            Err(error) => {
-                tracing::warn!(
-                    writer = %self.member.writer,
-                    number,
-                    %error,
-                    "pack not published; its blocks are only stored here"
-                );
-                self.is_full |= error.is_no_space();
-                self.stats.full += u64::from(error.is_no_space());
-                self.drop_pack(&writing.catalog);
+            (Ok(()), None) => self.drop_pack(&pack),
+            (Err(error), _) => {
+                self.note_failure(number, &error);
+                self.drop_pack(&pack);
             }
         }
     }
 
+    fn handle_catalog(&mut self, number: u64, result: Result<(), IoError>) {
+        let Some(WritingCatalog { catalog, begun }) = self.packs.catalogs.remove(&number) else {
+            return;
+        };
+        let is_wanted = begun.is_some_and(|begun| !self.is_late(begun));
+        match result {
+            Ok(()) if is_wanted => self.publish_index(&catalog),
+            ended => {
+                if let Err(error) = ended {
+                    self.note_failure(number, &error);
+                }
+                self.stats.failed_blocks += catalog.blocks();
+                self.folder.add_failed(&catalog);
+            }
+        }
+    }
+
+    fn note_failure(&mut self, number: u64, error: &IoError) {
+        let writer = self.member.writer;
+        tracing::warn!(%writer, number, %error, "not published; the blocks are only stored here");
+        self.is_full |= error.is_no_space();
+        self.stats.full += u64::from(error.is_no_space());
+    }
+
     /// Counts a pack that is not published, and removes what is there of it later.
-    fn drop_pack(&mut self, catalog: &Catalog) {
-        self.stats.failed_blocks += catalog.blocks();
-        self.folder.add_failed(catalog.number);
+    fn drop_pack(&mut self, pack: &CatalogPack) {
+        self.stats.failed_blocks += pack.blocks();
+        self.folder.add_failed_pack(pack.number);
     }
 
     fn publish_index(&mut self, catalog: &Catalog) {
-        self.stats.packs += 1;
-        self.stats.bytes += catalog.pack_bytes;
+        for pack in &catalog.packs {
+            self.stats.packs += 1;
+            self.stats.bytes += pack.bytes;
+        }
         self.stats.blocks += catalog.blocks();
-        self.folder.add(catalog.number, catalog.pack_bytes);
+        self.folder.add(catalog);
         self.index_own(catalog);
     }
 
     fn index_own(&self, catalog: &Catalog) {
-        let pack = self.member.writer.object(Object::Pack(catalog.number));
-        let indexed = self.member.index.insert(catalog, || self.member.tier.file(pack));
+        let file = |pack| self.member.tier.file(self.member.writer.object(Object::Pack(pack)));
+        let indexed = self.member.index.insert(catalog, file);
         indexed.forgotten.into_iter().for_each(|file| self.member.tier.forget(file));
     }
 
@@ -303,6 +326,7 @@ impl Publisher {
     pub fn set_applied(&mut self, applied: Applied) {
         if self.applied != applied {
             self.close_pack();
+            self.packs.begin_next_catalog();
             self.applied = applied;
         }
     }
@@ -332,10 +356,14 @@ impl Publisher {
     /// too long.
     pub fn drop_unpublished(&mut self) {
         if let Some(filling) = self.packs.filling.take() {
-            self.stats.failed_blocks += blocks_of(&filling.extents);
+            self.stats.failed_blocks += filling.blocks();
             self.packs.keep_memory(filling.memory);
         }
         self.packs.writing.values_mut().for_each(|writing| writing.begun = None);
+        self.packs.catalogs.values_mut().for_each(|writing| writing.begun = None);
+        for pack in self.packs.take_complete() {
+            self.drop_pack(&pack);
+        }
     }
 
     /// Shows that this writer runs. If others collected its folder, forgets the packs that are gone. Waits for the
@@ -389,13 +417,24 @@ impl Publisher {
     /// Publishes what is being filled, and waits for everything that is being written.
     pub fn finish(&mut self, deadline: Deadline) {
         self.close_pack();
-        while !self.packs.writing.is_empty()
+        self.packs.begin_next_catalog();
+        self.publish_catalogs();
+        while !self.packs.is_idle()
             && let Some(reply) = self.replies.next(deadline)
         {
             self.handle(reply.tag, reply.result);
+            self.publish_catalogs();
         }
-        let left: u64 = self.packs.writing.values().map(|one| one.catalog.blocks()).sum();
-        self.stats.failed_blocks += left;
+        self.stats.failed_blocks += self.packs.blocks();
         self.lists.finish(deadline);
+    }
+}
+
+/// The tag of a call that publishes an object.
+fn tag_of(object: Object) -> u64 {
+    match object {
+        Object::Pack(number) => 2 * number,
+        Object::Catalog(number) => 2 * number + 1,
+        _ => unreachable!("only packs and catalogs are published without waiting"),
     }
 }

@@ -22,7 +22,7 @@ use dalsegno_io::IoError;
 
 use self::bad::{BadName, BadObjects};
 use self::lists::ListFollower;
-use crate::format::{Catalog, MAX_CATALOG_BYTES};
+use crate::format::{Catalog, MAX_CATALOG_BYTES, packs_of};
 use crate::member::{FOLLOW_LIMIT, Member};
 use crate::names::{Object, WriterId};
 use crate::polled::{LocationTime, Polled};
@@ -223,7 +223,7 @@ impl Follower {
         // One that cannot be used is tried again with the others.
         let is_bad = |name| self.bad.contains(BadName::Object(name));
         let again = self.member.index.to_index_again().into_iter();
-        wanted.extend(again.filter(|(of, number)| !is_bad(of.object(Object::Catalog(*number)))));
+        wanted.extend(again.filter(|(of, catalog)| !is_bad(of.object(Object::Catalog(*catalog)))));
         self.fetch(wanted, polled);
     }
 
@@ -282,9 +282,11 @@ impl Follower {
                 continue;
             }
             self.member.index.known().remove_catalog(writer, number);
-            if let Some(file) = self.member.index.remove_pack(writer, number) {
-                self.member.tier.forget(file);
-                polled.gone_packs += 1;
+            for pack in packs_of(number) {
+                if let Some(file) = self.member.index.remove_pack(writer, pack) {
+                    self.member.tier.forget(file);
+                    polled.gone_packs += 1;
+                }
             }
         }
     }
@@ -344,7 +346,7 @@ impl Follower {
         let decoded = match fetched {
             Ok(bytes) => match Catalog::decode(&bytes) {
                 Ok(catalog) if (catalog.writer, catalog.number) == (writer, number) => Ok(catalog),
-                Ok(_) => Err("it names another pack".to_owned()),
+                Ok(_) => Err("it has another name".to_owned()),
                 Err(error) => Err(error.to_string()),
             },
             Err(error) if error.is_not_found() => {
@@ -383,7 +385,7 @@ impl Follower {
             self.set_aside.insert((writer, number));
             return true;
         }
-        let file = || self.member.tier.file(writer.object(Object::Pack(number)));
+        let file = |pack| self.member.tier.file(writer.object(Object::Pack(pack)));
         let indexed = if is_own {
             self.member.index.insert_again(&catalog)
         } else {

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use self::faulty_tier::FaultyTier;
 use super::*;
-use crate::format::RemovalList;
+use crate::format::{CatalogPack, RemovalList};
 use crate::index::FarIndex;
 use crate::names::ObjectName;
 use crate::removal::{Applied, Removal, RemovalId};
@@ -73,13 +73,11 @@ impl Setup {
     /// Publishes the catalog of a pack of one block, whose writer had applied some removals.
     fn publish_block(&self, open: u64, number: u64, block: u8, applied: &[RemovalId]) {
         let writer = writer(open);
-        let catalog = Catalog {
-            writer,
-            number,
-            pack_bytes: 8192,
-            extents: vec![extent(open, number, block)],
-            applied: applied.iter().copied().collect(),
-        };
+        let pack = packs_of(number).start;
+        let extents = vec![extent(open, pack, block)];
+        let packs = vec![CatalogPack { number: pack, bytes: 8192, extents }];
+        let applied = applied.iter().copied().collect();
+        let catalog = Catalog { writer, number, packs, applied };
         self.publish(writer.object(Object::Catalog(number)), catalog.encode());
     }
 

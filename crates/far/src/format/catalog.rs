@@ -1,7 +1,8 @@
-//! The catalog of a pack: what it holds, and which removals its writer had applied.
+//! The catalog of packs that were published together: what they hold, and which removals their writer had applied.
 //!
 //! 1. Decoders never panic, and check every length against its bound before they use it.
 //! 2. Bytes that decode encode to the same bytes again.
+//! 3. The number of a pack says which catalog names it: [`catalog_of`].
 
 use dalsegno_core::{
     ChainHash, Extent, ExtentId, KvLayout, Location, MAX_EXTENT_BLOCKS, NamespaceId,
@@ -16,11 +17,15 @@ use crate::names::WriterId;
 use crate::removal::{Applied, RemovalId};
 
 const MAGIC: [u8; 8] = *b"DSGNCATL";
-/// Version 1 had removals in catalogs.
-const VERSION: u32 = 2;
+/// Version 1 had removals in catalogs, version 2 a catalog for each pack.
+const VERSION: u32 = 3;
+/// Bytes of the fields of a pack, in front of its entries.
+pub const PACK_FIELD_BYTES: usize = 32;
 const ENTRY_BYTES: usize = 144;
 const APPLIED_BYTES: usize = 32;
 
+/// Most packs of a catalog.
+pub const CATALOG_PACKS: u64 = 16;
 /// Largest pack.
 pub const MAX_PACK_BYTES: u64 = 64 << 20;
 /// Largest catalog.
@@ -33,20 +38,55 @@ pub const MAX_APPLIED_WRITERS: usize = 65_536;
 pub struct Catalog {
     /// Whose it is.
     pub writer: WriterId,
-    /// Its number, and that of its pack.
+    /// Its number.
     pub number: u64,
-    /// Size of the pack.
-    pub pack_bytes: u64,
-    /// What the pack holds. Their locations name the pack.
-    pub extents: Vec<Extent>,
-    /// The removals that its writer had applied when the pack was begun.
+    /// Its packs, by number.
+    pub packs: Vec<CatalogPack>,
+    /// The removals that its writer had applied when the packs were begun.
     pub applied: Applied,
+}
+
+/// A pack, as its catalog names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CatalogPack {
+    /// Its number.
+    pub number: u64,
+    /// Its size.
+    pub bytes: u64,
+    /// What it holds. Their locations name the pack.
+    pub extents: Vec<Extent>,
+}
+
+impl CatalogPack {
+    /// The number of its blocks.
+    #[must_use]
+    pub fn blocks(&self) -> u64 {
+        self.extents.iter().map(|extent| extent.hashes.len() as u64).sum()
+    }
+}
+
+/// The number of the catalog that names a pack.
+#[must_use]
+pub const fn catalog_of(pack: u64) -> u64 {
+    pack / CATALOG_PACKS
+}
+
+/// The numbers of the packs that a catalog may name.
+#[must_use]
+pub const fn packs_of(catalog: u64) -> std::ops::Range<u64> {
+    // A number of a catalog that no writer reaches has none.
+    catalog.saturating_mul(CATALOG_PACKS)..catalog.saturating_add(1).saturating_mul(CATALOG_PACKS)
 }
 
 /// Bytes of an extent in the body of a catalog.
 #[must_use]
 pub fn extent_bytes(extent: &Extent) -> usize {
-    ENTRY_BYTES + 32 * extent.hashes.len()
+    entry_bytes(extent.hashes.len())
+}
+
+/// The same of an extent with so many blocks.
+pub(crate) fn entry_bytes(blocks: usize) -> usize {
+    ENTRY_BYTES + 32 * blocks
 }
 
 impl Catalog {
@@ -58,14 +98,20 @@ impl Catalog {
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let applied = self.applied.iter().take(MAX_APPLIED_WRITERS);
-        let entries: usize = self.extents.iter().map(extent_bytes).sum();
+        let of_pack = |pack: &CatalogPack| {
+            PACK_FIELD_BYTES + pack.extents.iter().map(extent_bytes).sum::<usize>()
+        };
+        let entries: usize = self.packs.iter().map(of_pack).sum();
         let body = (entries + APPLIED_BYTES * applied.len()).next_multiple_of(SECTOR);
         let mut bytes = vec![0; SECTOR + body];
         assert!(bytes.len() as u64 <= MAX_CATALOG_BYTES, "a catalog of {} bytes", bytes.len());
-        let counts = [self.extents.len(), applied.len()];
+        let counts = [self.packs.len(), applied.len()];
         let mut writer = FieldWriter::new(&mut bytes[SECTOR..]);
-        for extent in &self.extents {
-            write_extent(&mut writer, extent);
+        for pack in &self.packs {
+            for field in [pack.number, pack.bytes, pack.extents.len() as u64, 0] {
+                writer.put(&field.to_le_bytes());
+            }
+            pack.extents.iter().for_each(|extent| write_extent(&mut writer, extent));
         }
         for id in applied {
             write_writer(&mut writer, id.by);
@@ -75,7 +121,7 @@ impl Catalog {
         let header = &mut bytes[..SECTOR];
         let mut writer = begin(header, MAGIC, VERSION, 4096);
         write_writer(&mut writer, self.writer);
-        for field in [self.number, self.pack_bytes, body as u64] {
+        for field in [self.number, body as u64] {
             writer.put(&field.to_le_bytes());
         }
         writer.put(&body_crc.to_le_bytes());
@@ -98,12 +144,12 @@ impl Catalog {
             return Err(FormatError::Older(version));
         }
         let writer = read_writer(&mut reader)?;
-        let (number, pack_bytes, body_bytes) = (reader.u64()?, reader.u64()?, reader.u64()?);
-        let (body_crc, entry_count, applied_count) = (reader.u32()?, reader.u32()?, reader.u32()?);
+        let (number, body_bytes) = (reader.u64()?, reader.u64()?);
+        let (body_crc, pack_count, applied_count) = (reader.u32()?, reader.u32()?, reader.u32()?);
         expect_zero(&reader)?;
         check_counts(&[("open", writer.open), ("number", number)])?;
-        if pack_bytes > MAX_PACK_BYTES || !pack_bytes.is_multiple_of(SECTOR as u64) {
-            return Err(FormatError::Field("pack_bytes"));
+        if u64::from(pack_count) > CATALOG_PACKS {
+            return Err(FormatError::Field("pack_count"));
         }
         let body = &bytes[SECTOR..];
         if (body.len() as u64) < body_bytes {
@@ -118,9 +164,12 @@ impl Catalog {
         if crc32c::crc32c(body) != body_crc {
             return Err(FormatError::Checksum);
         }
-        let mut body = BodyReader { fields: FieldReader(body), writer, number, end: 0 };
-        let extents: Vec<Extent> =
-            (0..entry_count).map(|_| body.entry(pack_bytes)).collect::<Result<_, _>>()?;
+        let mut body = BodyReader { fields: FieldReader(body), writer };
+        let packs: Vec<CatalogPack> =
+            (0..pack_count).map(|_| body.pack(number)).collect::<Result<_, _>>()?;
+        if !packs.is_sorted_by(|one, next| one.number < next.number) {
+            return Err(FormatError::Field("packs"));
+        }
         let applied: Vec<RemovalId> =
             (0..applied_count).map(|_| body.applied()).collect::<Result<_, _>>()?;
         if !all_zero(body.fields.0) || body.fields.0.len() >= SECTOR {
@@ -130,13 +179,18 @@ impl Catalog {
             return Err(FormatError::Field("applied_writers"));
         }
         let applied = applied.into_iter().collect();
-        Ok(Self { writer, number, pack_bytes, extents, applied })
+        Ok(Self { writer, number, packs, applied })
     }
 
-    /// The number of blocks of its pack.
+    /// The number of blocks of its packs.
     #[must_use]
     pub fn blocks(&self) -> u64 {
-        self.extents.iter().map(|extent| extent.hashes.len() as u64).sum()
+        self.packs.iter().map(CatalogPack::blocks).sum()
+    }
+
+    /// The extents of all its packs.
+    pub fn extents(&self) -> impl Iterator<Item = &Extent> {
+        self.packs.iter().flat_map(|pack| &pack.extents)
     }
 }
 
@@ -165,8 +219,13 @@ fn write_extent(writer: &mut FieldWriter<'_>, extent: &Extent) {
 struct BodyReader<'a> {
     fields: FieldReader<'a>,
     writer: WriterId,
+}
+
+/// The pack whose entries are read.
+struct PackReader {
     number: u64,
-    /// Where the last extent ends in the pack.
+    bytes: u64,
+    /// Where the last extent ends in it.
     end: u64,
 }
 
@@ -216,22 +275,30 @@ impl EntryFields {
 }
 
 impl BodyReader<'_> {
-    fn entry(&mut self, pack_bytes: u64) -> Result<Extent, FormatError> {
+    fn pack(&mut self, catalog: u64) -> Result<CatalogPack, FormatError> {
+        let (number, bytes) = (self.fields.u64()?, self.fields.u64()?);
+        let (entry_count, reserved) = (self.fields.u64()?, self.fields.u64()?);
+        if !packs_of(catalog).contains(&number) {
+            return Err(FormatError::Field("pack"));
+        }
+        if bytes > MAX_PACK_BYTES || !bytes.is_multiple_of(SECTOR as u64) {
+            return Err(FormatError::Field("pack_bytes"));
+        }
+        if reserved != 0 {
+            return Err(FormatError::Field("reserved"));
+        }
+        let mut pack = PackReader { number, bytes, end: 0 };
+        let extents = (0..entry_count).map(|_| self.entry(&mut pack)).collect::<Result<_, _>>()?;
+        Ok(CatalogPack { number, bytes, extents })
+    }
+
+    fn entry(&mut self, pack: &mut PackReader) -> Result<Extent, FormatError> {
         let fields = EntryFields::read(&mut self.fields)?;
         let hashes = (0..fields.block_count).map(|_| self.fields.array().map(ChainHash));
         let hashes: Vec<ChainHash> = hashes.collect::<Result<_, _>>()?;
         if fields.kind != 1 {
             return Err(FormatError::Field("kind"));
         }
-        self.extent(&fields, hashes, pack_bytes)
-    }
-
-    fn extent(
-        &mut self,
-        fields: &EntryFields,
-        hashes: Vec<ChainHash>,
-        pack_bytes: u64,
-    ) -> Result<Extent, FormatError> {
         let layout = KvLayout::new(fields.layers, fields.slice_bytes)
             .map_err(|_| FormatError::Field("slice_bytes"))?;
         let extent = Extent {
@@ -243,7 +310,7 @@ impl BodyReader<'_> {
             parent: fields.parent,
             layout,
             location: Location {
-                segment: self.number,
+                segment: pack.number,
                 epoch: self.writer.open,
                 offset: fields.offset,
                 header_bytes: fields.header_bytes,
@@ -256,10 +323,10 @@ impl BodyReader<'_> {
         }
         // Both are bounded: sound offsets by 2^48, payloads by the counts.
         let end = fields.offset.saturating_add(extent.total_bytes());
-        if fields.offset < self.end || end > pack_bytes {
+        if fields.offset < pack.end || end > pack.bytes {
             return Err(FormatError::Field("offset"));
         }
-        self.end = end;
+        pack.end = end;
         Ok(extent)
     }
 

@@ -6,5 +6,9 @@ mod removals;
 mod writer;
 
 pub use applied::{MAX_PENDING_BYTES, MAX_RECORD_BYTES, RemovalRecord};
-pub use catalog::{Catalog, MAX_APPLIED_WRITERS, MAX_CATALOG_BYTES, MAX_PACK_BYTES, extent_bytes};
+pub(crate) use catalog::entry_bytes;
+pub use catalog::{
+    CATALOG_PACKS, Catalog, CatalogPack, MAX_APPLIED_WRITERS, MAX_CATALOG_BYTES, MAX_PACK_BYTES,
+    PACK_FIELD_BYTES, catalog_of, extent_bytes, packs_of,
+};
 pub use removals::{FULL_LIST_BYTES, MAX_LIST_BYTES, MAX_LIST_HASHES, RemovalList};

@@ -19,13 +19,13 @@ use std::collections::hash_map::Entry as Slot;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use dalsegno_core::{ChainHash, NamespaceId};
+use dalsegno_core::{ChainHash, Extent, NamespaceId};
 use dalsegno_io::FileId;
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockWriteGuard};
 
-use crate::format::Catalog;
+use crate::format::{Catalog, CatalogPack, catalog_of};
 use crate::names::WriterId;
-use crate::removal::Removal;
+use crate::removal::{Applied, Removal};
 
 pub(crate) use known::{KnownObjects, ListSpan, PresentRemovals, SeenList};
 pub use packs::RecordAt;
@@ -72,6 +72,13 @@ pub struct Indexed {
     pub new_blocks: u64,
     /// Files of packs that were forgotten to stay within the bound.
     pub forgotten: Vec<FileId>,
+}
+
+impl Indexed {
+    fn add(&mut self, other: Self) {
+        self.new_blocks += other.new_blocks;
+        self.forgotten.extend(other.forgotten);
+    }
 }
 
 /// How much the index holds.
@@ -144,39 +151,45 @@ impl FarIndex {
         &self.shards[low]
     }
 
-    /// Adds the blocks of a pack that are not found yet and that no removal covers. `file` gives the pack a name for
-    /// requests; it is called for a pack that is not indexed.
-    pub fn insert(&self, catalog: &Catalog, file: impl FnOnce() -> FileId) -> Indexed {
+    /// Adds the blocks of packs that are not found yet and that no removal covers. `file` gives a pack a name for requests;
+    /// it is called for packs that are not indexed.
+    pub fn insert(&self, catalog: &Catalog, file: impl Fn(u64) -> FileId) -> Indexed {
         let applied = self.known.lock().add_catalog(catalog);
-        if catalog.pack_bytes == 0 {
-            return Indexed::default();
+        let mut all = Indexed::default();
+        for one in catalog.packs.iter().filter(|pack| pack.bytes > 0) {
+            let mut packs = self.packs.write();
+            let indexed = packs.find(catalog.writer, one.number);
+            let pack = indexed
+                .unwrap_or_else(|| packs.add(catalog.writer, one, &applied, file(one.number)));
+            all.add(self.insert_blocks(packs, pack, one, &catalog.applied));
         }
-        let mut packs = self.packs.write();
-        let indexed = packs.find(catalog.writer, catalog.number);
-        let pack = indexed.unwrap_or_else(|| packs.add(catalog, &applied, file()));
-        self.insert_blocks(packs, pack, catalog)
+        all
     }
 
-    /// Adds the blocks of a pack that are not found any more through others, if the pack is indexed. Returns how many.
+    /// Adds the blocks of packs that are not found any more through others, if the packs are indexed. Returns how many.
     pub(crate) fn insert_again(&self, catalog: &Catalog) -> Indexed {
-        let packs = self.packs.write();
-        let Some(pack) = packs.find(catalog.writer, catalog.number) else {
-            return Indexed::default();
-        };
-        self.insert_blocks(packs, pack, catalog)
+        let mut all = Indexed::default();
+        for one in &catalog.packs {
+            let packs = self.packs.write();
+            if let Some(pack) = packs.find(catalog.writer, one.number) {
+                all.add(self.insert_blocks(packs, pack, one, &catalog.applied));
+            }
+        }
+        all
     }
 
     fn insert_blocks(
         &self,
         mut packs: RwLockWriteGuard<'_, Packs>,
         pack: u32,
-        catalog: &Catalog,
+        of: &CatalogPack,
+        applied: &Applied,
     ) -> Indexed {
         let mut added = Indexed::default();
         let losses = self.losses.load(Ordering::Relaxed);
         let mut hidden = 0;
-        for (record, _) in (0_u16..).zip(&catalog.extents) {
-            let found = self.insert_extent(&packs, pack, record, catalog);
+        for (record, extent) in (0_u16..).zip(&of.extents) {
+            let found = self.insert_extent(&packs, pack, record, extent, applied);
             packs.add_blocks(pack, record, found.new);
             added.new_blocks += u64::from(found.new);
             hidden += u64::from(found.hidden);
@@ -198,8 +211,14 @@ impl FarIndex {
         added
     }
 
-    fn insert_extent(&self, packs: &Packs, pack: u32, record: u16, catalog: &Catalog) -> Found {
-        let (extent, applied) = (&catalog.extents[usize::from(record)], &catalog.applied);
+    fn insert_extent(
+        &self,
+        packs: &Packs,
+        pack: u32,
+        record: u16,
+        extent: &Extent,
+        applied: &Applied,
+    ) -> Found {
         let removed = self.removed.read();
         let mut found = Found::default();
         if removed.covers_all(extent.namespace, applied) {
@@ -316,11 +335,16 @@ impl FarIndex {
         self.losses.fetch_add(u64::from(blocks > 0), Ordering::Relaxed);
     }
 
-    /// The packs whose catalogs are to be indexed again, because copies of their blocks in other packs have gone since
+    /// The catalogs that are to be indexed again, because copies of their blocks in other packs have gone since
     /// they were indexed.
     #[must_use]
     pub fn to_index_again(&self) -> Vec<(WriterId, u64)> {
-        self.packs.read().hiding(self.losses.load(Ordering::Relaxed))
+        let packs = self.packs.read().hiding(self.losses.load(Ordering::Relaxed));
+        let mut catalogs: Vec<_> =
+            packs.into_iter().map(|(writer, pack)| (writer, catalog_of(pack))).collect();
+        catalogs.sort_unstable();
+        catalogs.dedup();
+        catalogs
     }
 
     /// Drops the entries of forgotten packs if there are many.

@@ -7,7 +7,7 @@ use dalsegno_core::{NamespaceId, SECTOR_BYTES};
 use dalsegno_io::FileId;
 
 use super::place::FarPlace;
-use crate::format::Catalog;
+use crate::format::CatalogPack;
 use crate::names::WriterId;
 use crate::removal::{Applied, RemovalId};
 
@@ -76,9 +76,15 @@ pub(super) struct Packs {
 
 impl Packs {
     /// Adds a pack, without blocks yet.
-    pub(super) fn add(&mut self, catalog: &Catalog, applied: &Arc<Applied>, file: FileId) -> u32 {
-        let name = (catalog.writer, catalog.number);
-        let records: Box<[IndexedRecord]> = catalog
+    pub(super) fn add(
+        &mut self,
+        writer: WriterId,
+        of: &CatalogPack,
+        applied: &Arc<Applied>,
+        file: FileId,
+    ) -> u32 {
+        let name = (writer, of.number);
+        let records: Box<[IndexedRecord]> = of
             .extents
             .iter()
             .map(|extent| {
@@ -96,11 +102,11 @@ impl Packs {
             .collect();
         let pack = self.next;
         self.next += 1;
-        self.bytes += catalog.pack_bytes;
+        self.bytes += of.bytes;
         self.record_count += records.len() as u64;
         self.by_name.insert(name, pack);
         self.order.push_back(pack);
-        let (writer, number, bytes) = (catalog.writer, catalog.number, catalog.pack_bytes);
+        let (number, bytes) = (of.number, of.bytes);
         let (blocks, hidden, losses, applied) = (0, 0, 0, Arc::clone(applied));
         let added =
             IndexedPack { writer, number, file, blocks, hidden, losses, bytes, applied, records };

@@ -12,23 +12,27 @@ use dalsegno_io::IoError;
 
 use super::location::Location;
 use crate::format::{
-    Catalog, MAX_CATALOG_BYTES, MAX_LIST_BYTES, MAX_PACK_BYTES, RemovalList, extent_bytes,
+    Catalog, MAX_CATALOG_BYTES, MAX_LIST_BYTES, MAX_PACK_BYTES, PACK_FIELD_BYTES, RemovalList,
+    extent_bytes,
 };
 use crate::names::{Object, ObjectName};
 
 /// Fields of a catalog's header. Reserved bytes follow, and at 4092 the crc.
-const CATALOG_FIELDS: [Field; 10] = [
+const CATALOG_FIELDS: [Field; 9] = [
     ("magic", 8, Text),
     ("version", 4, Number),
     ("header_bytes", 4, Number),
     ("store_id", 16, Bytes),
     ("open", 8, Number),
     ("number", 8, Number),
-    ("pack_bytes", 8, Number),
     ("body_bytes", 8, Number),
     ("body_crc", 4, Bytes),
-    ("entry_count", 4, Number),
+    ("pack_count", 4, Number),
 ];
+
+/// Fields of a pack in a catalog. Reserved bytes and the entries follow.
+const PACK_FIELDS: [Field; 3] =
+    [("pack", 8, Number), ("pack_bytes", 8, Number), ("entry_count", 8, Number)];
 
 /// Fields of the header of a list of removals, as above.
 const LIST_FIELDS: [Field; 9] = [
@@ -107,14 +111,18 @@ fn show_catalog(name: ObjectName, bytes: &[u8]) -> Inspection {
                     .clone_into(&mut found.problem);
             }
             let applied = catalog.applied.iter();
-            let first = SECTOR + catalog.extents.iter().map(extent_bytes).sum::<usize>();
+            let mut first = SECTOR;
+            for pack in &catalog.packs {
+                found.fields.extend(shown_fields(bytes, 0, first, &PACK_FIELDS));
+                first += PACK_FIELD_BYTES + pack.extents.iter().map(extent_bytes).sum::<usize>();
+            }
             let behind = first + 32 * applied.len();
             for (at, id) in (first..behind).step_by(32).zip(applied) {
                 let field = raw_field(bytes, 0, at..at + 32, "applied");
                 let says = format!("removals up to {id}");
                 found.fields.push(ShownField { says, ..field });
             }
-            found.records = catalog.extents.iter().map(show_extent).collect();
+            found.records = catalog.extents().map(show_extent).collect();
         }
         Err(error) => found.problem = error.to_string(),
     }

@@ -11,7 +11,7 @@ use super::location::{Location, SeenWriter, WriterState};
 use super::read::{catalogs_of, number_of, read_catalog, read_namespace};
 use super::removals::{FarRemovalsRow, RemovedBlocks};
 use super::report::FarFinding;
-use crate::format::{Catalog, MAX_CATALOG_BYTES};
+use crate::format::{Catalog, MAX_CATALOG_BYTES, catalog_of};
 use crate::names::{Object, ObjectName, WriterId};
 
 /// What a survey lists.
@@ -167,7 +167,7 @@ impl Surveyor<'_> {
                 Object::Pack(number) => Some(number),
                 _ => None,
             })
-            .partition(|number| published.contains(number));
+            .partition(|number| published.contains(&catalog_of(*number)));
         let mut row = FarWriterRow {
             writer: writer.to_string(),
             state,
@@ -185,7 +185,7 @@ impl Surveyor<'_> {
             match read_catalog(name, fetched) {
                 Ok(Some(catalog)) => {
                     let removed = self.add_catalog(name, &catalog);
-                    row.extents += catalog.extents.len() as u64;
+                    row.extents += catalog.extents().count() as u64;
                     row.blocks += catalog.blocks() - removed;
                     row.removed_blocks += removed;
                 }
@@ -199,7 +199,7 @@ impl Surveyor<'_> {
     /// Adds the extents of a catalog. Returns how many of their blocks are removed.
     fn add_catalog(&mut self, name: ObjectName, catalog: &Catalog) -> u64 {
         let mut all_removed = 0;
-        for extent in &catalog.extents {
+        for extent in catalog.extents() {
             let removed = self.removed.count(extent, &catalog.applied);
             all_removed += removed;
             let blocks = u64::from(extent.block_count()) - removed;

@@ -15,7 +15,9 @@ use super::location::Location;
 use super::read::{read_catalog, read_list, read_namespace};
 use super::report::{FarVerifyReport, Unpublished};
 use super::verify_pack::check_pack;
-use crate::format::{Catalog, MAX_CATALOG_BYTES, MAX_LIST_BYTES, MAX_PACK_BYTES};
+use crate::format::{
+    CatalogPack, MAX_CATALOG_BYTES, MAX_LIST_BYTES, MAX_PACK_BYTES, catalog_of, packs_of,
+};
 use crate::names::{Object, ObjectName, WriterId};
 use crate::tier::Listed;
 
@@ -61,7 +63,7 @@ pub fn verify(
     let mut total = 0;
     for folder in &folders {
         for (number, bytes) in &folder.packs {
-            if !folder.catalogs.contains_key(number) {
+            if !folder.catalogs.contains_key(&catalog_of(*number)) {
                 let name = folder.writer.object(Object::Pack(*number));
                 report.unpublished.push(Unpublished { file: name.to_string(), bytes: *bytes });
             }
@@ -71,7 +73,8 @@ pub fn verify(
             tasks.push((SECTOR as u64, Task::Namespace(name)));
         }
         for (number, bytes) in &folder.catalogs {
-            let bytes = bytes + folder.packs.get(number).unwrap_or(&0);
+            let packs = folder.packs.range(packs_of(*number)).map(|(_, bytes)| bytes);
+            let bytes = bytes + packs.sum::<u64>();
             tasks.push((bytes, Task::Catalog { folder, number: *number }));
         }
     }
@@ -148,8 +151,7 @@ fn check_catalog(location: &Location, folder: &Folder, number: u64, report: &mut
     };
     report.catalogs += 1;
     report.bytes += folder.catalogs[&number];
-    let namespaces: BTreeSet<NamespaceId> =
-        catalog.extents.iter().map(|one| one.namespace).collect();
+    let namespaces: BTreeSet<NamespaceId> = catalog.extents().map(|one| one.namespace).collect();
     for id in namespaces.difference(&folder.namespaces) {
         let missing = folder.writer.object(Object::Namespace(*id));
         // Listed before the catalog was: the writer may have described it since then.
@@ -157,32 +159,33 @@ fn check_catalog(location: &Location, folder: &Folder, number: u64, report: &mut
             report.note(missing, 0, "the description of a namespace is missing");
         }
     }
-    if catalog.pack_bytes > 0 {
-        read_and_check(location, folder, &catalog, report);
+    for pack in catalog.packs.iter().filter(|pack| pack.bytes > 0) {
+        read_and_check(location, folder, pack, report);
+    }
+    for (number, bytes) in folder.packs.range(packs_of(number)) {
+        if catalog.packs.iter().all(|pack| pack.number != *number) {
+            let file = folder.writer.object(Object::Pack(*number)).to_string();
+            report.unpublished.push(Unpublished { file, bytes: *bytes });
+        }
     }
 }
 
 fn read_and_check(
     location: &Location,
     folder: &Folder,
-    catalog: &Catalog,
+    of: &CatalogPack,
     report: &mut FarVerifyReport,
 ) {
-    let name = folder.writer.object(Object::Pack(catalog.number));
-    let listed = folder.packs.get(&catalog.number).copied();
-    let expected = catalog.pack_bytes;
+    let name = folder.writer.object(Object::Pack(of.number));
+    let listed = folder.packs.get(&of.number).copied();
+    let expected = of.bytes;
     let bytes = listed.unwrap_or(expected).min(expected).min(MAX_PACK_BYTES);
     // Whole sectors: the rest of a truncated pack is missing, and said to be.
     let whole = bytes - bytes % SECTOR as u64;
     let pack = match location.read_pack(name, whole) {
         Ok(pack) => pack,
         Err(error) if error.is_not_found() => {
-            // A writer removes the pack first, so a catalog that stays has lost its pack.
-            let catalog_name = folder.writer.object(Object::Catalog(catalog.number));
-            if location.has(catalog_name).is_ok_and(|has| has) {
-                let blocks: usize = catalog.extents.iter().map(|one| one.hashes.len()).sum();
-                report.note(name, 0, format!("the pack is missing, with {blocks} blocks"));
-            }
+            note_missing(location, folder, of, report);
             return;
         }
         Err(error) => return report.note(name, 0, format!("it cannot be read: {error}")),
@@ -193,5 +196,22 @@ fn read_and_check(
     }
     report.packs += 1;
     report.bytes += pack.len() as u64;
-    check_pack(name, &pack, catalog, report);
+    check_pack(name, &pack, of, report);
+}
+
+/// Notes a pack that is gone. A writer removes packs before their catalog, the oldest first: a catalog whose first packs
+/// have left is in order.
+fn note_missing(
+    location: &Location,
+    folder: &Folder,
+    of: &CatalogPack,
+    report: &mut FarVerifyReport,
+) {
+    let number = catalog_of(of.number);
+    let has_later = folder.packs.range(of.number..packs_of(number).end).next();
+    let catalog = folder.writer.object(Object::Catalog(number));
+    if has_later.is_none() && location.has(catalog).is_ok_and(|has| has) {
+        let name = folder.writer.object(Object::Pack(of.number));
+        report.note(name, 0, format!("the pack is missing, with {} blocks", of.blocks()));
+    }
 }

@@ -6,18 +6,18 @@ use dalsegno_extent::offline::check_units;
 
 use super::read::describe_error;
 use super::report::FarVerifyReport;
-use crate::format::Catalog;
+use crate::format::CatalogPack;
 use crate::names::ObjectName;
 
 /// Checks every byte of a pack: each record that the catalog names, and that nothing else is in it.
 pub(super) fn check_pack(
     name: ObjectName,
     pack: &[u8],
-    catalog: &Catalog,
+    of: &CatalogPack,
     report: &mut FarVerifyReport,
 ) {
     let mut end = 0;
-    for extent in &catalog.extents {
+    for extent in &of.extents {
         let offset = extent.location.offset;
         if offset != end {
             report.note(name, end, "bytes that the catalog does not name");
@@ -27,26 +27,20 @@ pub(super) fn check_pack(
             report.note(name, offset, "the pack ends before this record does");
             continue;
         }
-        check_record(name, pack, catalog, extent, report);
+        check_record(name, pack, extent, report);
     }
     if end < pack.len() as u64 {
         report.note(name, end, "bytes that the catalog does not name");
     }
 }
 
-fn check_record(
-    name: ObjectName,
-    pack: &[u8],
-    catalog: &Catalog,
-    extent: &Extent,
-    report: &mut FarVerifyReport,
-) {
+fn check_record(name: ObjectName, pack: &[u8], extent: &Extent, report: &mut FarVerifyReport) {
     let offset = extent.location.offset;
     let header = match RecordHeader::decode(bytes_at(pack, offset, extent.total_bytes())) {
         Ok(header) => header,
         Err(error) => return report.note(name, offset, describe_header(error)),
     };
-    if header.store != catalog.writer.store {
+    if header.store != name.writer.store {
         return report.note(name, offset, "the record's header names another store");
     }
     if header.extent().as_ref() != Some(extent) {

@@ -5,14 +5,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::Clock;
+use dalsegno_far::format::catalog_of;
 use dalsegno_far::offline::{Location, SurveyOptions, WriterState, prune, survey};
 use dalsegno_far::{DEAD_AFTER, Object, SILENT_AFTER, StopMode, WATCHED, WriterId};
 
 use crate::hosts::{Host, RECORD_BYTES};
 use crate::world::{HOUR, Model, World, collect};
 
+/// The catalogs of the packs of a writer that publishes one after the other.
 fn packs_of(world: &World, writer: WriterId) -> Vec<u64> {
-    let number = |object| if let Object::Pack(number) = object { Some(number) } else { None };
+    let number = |object| {
+        if let Object::Pack(number) = object { Some(catalog_of(number)) } else { None }
+    };
     world.objects(writer).into_iter().filter_map(number).collect()
 }
 

@@ -74,12 +74,14 @@ impl World {
         for (name, _) in self.location.objects() {
             let Object::Catalog(number) = name.object else { continue };
             let catalog = Catalog::decode(&fetch(name).expect("it is there")).expect("it is whole");
-            let Ok(pack) = fetch(name.writer.object(Object::Pack(number))) else {
-                // A catalog whose pack is gone costs misses.
-                gone.extend(catalog.extents.iter().flat_map(|extent| extent.hashes.clone()));
-                continue;
-            };
-            for extent in &catalog.extents {
+            assert_eq!(catalog.number, number);
+            for extent in catalog.extents() {
+                let Ok(pack) = fetch(name.writer.object(Object::Pack(extent.location.segment)))
+                else {
+                    // A catalog whose pack is gone costs misses.
+                    gone.extend(extent.hashes.clone());
+                    continue;
+                };
                 let at = extent.location.offset + u64::from(extent.location.header_bytes);
                 let at = usize::try_from(at).expect("64-bit addresses");
                 for (block, bytes) in

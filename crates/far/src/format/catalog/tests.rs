@@ -18,7 +18,7 @@ fn extent(offset: u64, blocks: u8) -> Extent {
         parent: ChainHash::default(),
         layout,
         location: Location {
-            segment: 7,
+            segment: 112,
             epoch: 9,
             offset,
             header_bytes: 4096,
@@ -31,7 +31,14 @@ fn extent(offset: u64, blocks: u8) -> Extent {
 fn catalog(extents: Vec<Extent>, applied: &[(u64, u64)]) -> Catalog {
     let ids = applied.iter().map(|(open, number)| RemovalId { by: writer(*open), number: *number });
     let applied = ids.collect();
-    Catalog { writer: writer(9), number: 7, pack_bytes: 1 << 20, extents, applied }
+    let pack = CatalogPack { number: 112, bytes: 1 << 20, extents };
+    Catalog { writer: writer(9), number: 7, packs: vec![pack], applied }
+}
+
+/// The same extents in a pack with another number.
+fn pack(number: u64, mut extents: Vec<Extent>) -> CatalogPack {
+    extents.iter_mut().for_each(|extent| extent.location.segment = number);
+    CatalogPack { number, bytes: 1 << 20, extents }
 }
 
 fn sample() -> Catalog {
@@ -40,24 +47,30 @@ fn sample() -> Catalog {
 
 #[test]
 fn a_catalog_round_trips() {
-    for catalog in [sample(), catalog(Vec::new(), &[])] {
+    let first = sample().packs.remove(0);
+    let packs = vec![first, pack(115, vec![extent(4096, 1)]), pack(127, Vec::new())];
+    let several = Catalog { packs, ..sample() };
+    let none = Catalog { packs: Vec::new(), ..sample() };
+    for catalog in [sample(), catalog(Vec::new(), &[]), several, none] {
         assert_eq!(Catalog::decode(&catalog.encode()), Ok(catalog));
     }
 }
 
 #[test]
 fn the_bytes_are_those_of_the_worked_example() {
-    let bytes = Catalog { pack_bytes: 12_288, ..catalog(vec![extent(0, 2)], &[(3, 2)]) }.encode();
+    let pack = CatalogPack { number: 112, bytes: 12_288, extents: vec![extent(0, 2)] };
+    let bytes = Catalog { packs: vec![pack], ..catalog(Vec::new(), &[(3, 2)]) }.encode();
     assert_eq!(bytes.len(), 2 * SECTOR);
-    assert_eq!(&bytes[..16], b"DSGNCATL\x02\0\0\0\0\x10\0\0");
-    assert_eq!(&bytes[32..64], [9_u64, 7, 12_288, 4096].map(u64::to_le_bytes).concat());
-    assert_eq!(&bytes[68..76], [1_u32, 1].map(u32::to_le_bytes).concat());
-    assert_eq!(&bytes[4096..4104], [1_u32, 4096].map(u32::to_le_bytes).concat());
-    assert_eq!(&bytes[4104..4128], [0_u64, 5, 5].map(u64::to_le_bytes).concat());
-    assert_eq!(&bytes[4208..4224], [0_u32, 2, 1, 4096].map(u32::to_le_bytes).concat());
-    assert_eq!(&bytes[4240..4304], [[0; 32], [1; 32]].concat());
-    assert_eq!(&bytes[4304..4320], [7; 16]);
-    assert_eq!(&bytes[4320..4336], [3_u64, 2].map(u64::to_le_bytes).concat());
+    assert_eq!(&bytes[..16], b"DSGNCATL\x03\0\0\0\0\x10\0\0");
+    assert_eq!(&bytes[32..56], [9_u64, 7, 4096].map(u64::to_le_bytes).concat());
+    assert_eq!(&bytes[60..68], [1_u32, 1].map(u32::to_le_bytes).concat());
+    assert_eq!(&bytes[4096..4128], [112_u64, 12_288, 1, 0].map(u64::to_le_bytes).concat());
+    assert_eq!(&bytes[4128..4136], [1_u32, 4096].map(u32::to_le_bytes).concat());
+    assert_eq!(&bytes[4136..4160], [0_u64, 5, 5].map(u64::to_le_bytes).concat());
+    assert_eq!(&bytes[4240..4256], [0_u32, 2, 1, 4096].map(u32::to_le_bytes).concat());
+    assert_eq!(&bytes[4272..4336], [[0; 32], [1; 32]].concat());
+    assert_eq!(&bytes[4336..4352], [7; 16]);
+    assert_eq!(&bytes[4352..4368], [3_u64, 2].map(u64::to_le_bytes).concat());
 }
 
 #[test]
@@ -86,19 +99,44 @@ fn changed(change: impl FnOnce(&mut [u8])) -> Result<Catalog, FormatError> {
     let mut bytes = sample().encode();
     change(&mut bytes[SECTOR..]);
     let body_crc = crc32c::crc32c(&bytes[SECTOR..]);
-    bytes[64..68].copy_from_slice(&body_crc.to_le_bytes());
+    bytes[56..60].copy_from_slice(&body_crc.to_le_bytes());
     seal(&mut bytes[..SECTOR]);
     Catalog::decode(&bytes)
 }
 
 #[test]
 fn applied_writers_are_sorted_differ_and_have_a_number() {
-    let at = sample().extents.iter().map(extent_bytes).sum::<usize>();
+    let at = PACK_FIELD_BYTES + sample().extents().map(extent_bytes).sum::<usize>();
     assert_eq!(changed(|_| ()), Ok(sample()));
     let unsorted = FormatError::Field("applied_writers");
     assert_eq!(changed(|body| body[at + 16] = 9), Err(unsorted), "a writer twice");
     assert_eq!(changed(|body| body[at + 16] = 10), Err(unsorted));
     assert_eq!(changed(|body| body[at + 24] = 0), Err(FormatError::Field("number")));
+}
+
+#[test]
+fn packs_are_sorted_and_have_numbers_of_their_catalog() {
+    let of = |packs| Catalog::decode(&Catalog { packs, ..sample() }.encode());
+    let empty = |number| pack(number, Vec::new());
+    for number in [0, 7, 111, 128, u64::MAX] {
+        assert_eq!(of(vec![empty(number)]), Err(FormatError::Field("pack")), "{number}");
+    }
+    for numbers in [[113, 112], [113, 113]] {
+        assert_eq!(of(numbers.map(empty).to_vec()), Err(FormatError::Field("packs")));
+    }
+    let many = (112..129).map(empty).collect();
+    assert_eq!(of(many), Err(FormatError::Field("pack_count")));
+    assert_eq!(changed(|body| body[24] = 1), Err(FormatError::Field("reserved")));
+    assert_eq!(changed(|body| body[8] = 1), Err(FormatError::Field("pack_bytes")));
+}
+
+#[test]
+fn the_number_of_a_pack_says_which_catalog_names_it() {
+    for catalog in [0, 1, 7, (1 << 58) - 1] {
+        assert_eq!(packs_of(catalog).count(), 16);
+        assert!(packs_of(catalog).all(|pack| catalog_of(pack) == catalog));
+    }
+    assert!(packs_of(1 << 61).is_empty() && packs_of(u64::MAX).is_empty());
 }
 
 #[test]
@@ -113,7 +151,9 @@ fn the_number_of_applied_writers_is_bounded() {
 
 #[test]
 fn newer_and_older_versions_differ_from_damage() {
-    for (version, error) in [(3, FormatError::Newer(3)), (1, FormatError::Older(1))] {
+    for (version, error) in
+        [(4, FormatError::Newer(4)), (2, FormatError::Older(2)), (1, FormatError::Older(1))]
+    {
         let mut bytes = sample().encode();
         bytes[8] = version;
         seal(&mut bytes[..SECTOR]);
@@ -129,9 +169,9 @@ proptest! {
         let mut bytes = sample().encode();
         bytes[SECTOR + at % 500] = value;
         bytes[SECTOR + more] ^= value;
-        bytes[68..72].copy_from_slice(&(count % 20).to_le_bytes());
+        bytes[60..64].copy_from_slice(&(count % 20).to_le_bytes());
         let crc = crc32c::crc32c(&bytes[SECTOR..]);
-        bytes[64..68].copy_from_slice(&crc.to_le_bytes());
+        bytes[56..60].copy_from_slice(&crc.to_le_bytes());
         seal(&mut bytes[..SECTOR]);
         if let Ok(catalog) = Catalog::decode(&bytes) {
             prop_assert_eq!(catalog.encode(), bytes);

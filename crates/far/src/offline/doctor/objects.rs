@@ -8,7 +8,7 @@ use dalsegno_extent::format::SECTOR;
 use dalsegno_io::{IoError, Memory};
 
 use super::report::DoctorError;
-use crate::format::Catalog;
+use crate::format::{Catalog, CatalogPack, packs_of};
 use crate::names::{Object, ObjectName, WriterId};
 use crate::offline::location::Location;
 use crate::removal::Applied;
@@ -40,7 +40,7 @@ impl Subject<'_> {
     }
 
     pub(super) fn pack(&self, number: u64) -> ObjectName {
-        self.writer.object(Object::Pack(number))
+        self.writer.object(Object::Pack(packs_of(number).start))
     }
 
     pub(super) fn catalog(&self, number: u64) -> ObjectName {
@@ -49,9 +49,10 @@ impl Subject<'_> {
 
     /// A valid catalog without entries.
     pub(super) fn catalog_bytes(&self, number: u64, pack_bytes: usize) -> Vec<u8> {
-        let (writer, pack_bytes) = (self.writer, pack_bytes as u64);
         let (extents, applied) = (Vec::new(), Applied::default());
-        Catalog { writer, number, pack_bytes, extents, applied }.encode()
+        let pack =
+            CatalogPack { number: packs_of(number).start, bytes: pack_bytes as u64, extents };
+        Catalog { writer: self.writer, number, packs: vec![pack], applied }.encode()
     }
 
     /// Counts bytes that are about to be written; `false` if all would be more than `limit`.

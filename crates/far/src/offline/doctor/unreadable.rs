@@ -11,7 +11,7 @@ use dalsegno_io::IoError;
 
 use super::objects::Subject;
 use super::report::{DoctorError, Unreadable, UnreadableObjects};
-use crate::format::MAX_CATALOG_BYTES;
+use crate::format::{MAX_CATALOG_BYTES, catalog_of};
 use crate::names::{Object, ObjectName, WriterId};
 use crate::offline::read::{read_catalog, read_namespace};
 use crate::tier::Listed;
@@ -66,12 +66,17 @@ fn to_try(writer: WriterId, listed: &[Listed]) -> Vec<ObjectName> {
     let mut newest = 0;
     for one in listed {
         // A listing does not show what is no file, so the catalog of each pack is asked for.
-        if let Object::Catalog(number) | Object::Pack(number) = one.object {
-            objects.insert(Object::Catalog(number));
-            newest = newest.max(number);
-        } else if matches!(one.object, Object::Namespace(_)) {
-            objects.insert(one.object);
-        }
+        let catalog = match one.object {
+            Object::Catalog(catalog) => catalog,
+            Object::Pack(pack) => catalog_of(pack),
+            Object::Namespace(_) => {
+                objects.insert(one.object);
+                continue;
+            }
+            _ => continue,
+        };
+        objects.insert(Object::Catalog(catalog));
+        newest = newest.max(catalog);
     }
     objects.extend((newest + 1..=newest + AHEAD).map(Object::Catalog));
     objects.into_iter().map(|object| writer.object(object)).collect()
