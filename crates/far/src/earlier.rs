@@ -4,9 +4,9 @@
 //!    Nothing is written to them.
 //! 2. One is taken over if its newest sign of life is [`SILENT_AFTER`] old by the clock of the location. A younger one
 //!    may be that of a living store with the same id, whose directory was copied.
-//! 3. The oldest folder is emptied first, its packs by number, and each catalog after the last of its packs. A pack that
-//!    could not be removed keeps no other pack, but its catalog: both are found again by the next search. A catalog
-//!    without packs leaves with the folder. Others may remove the same packs.
+//! 3. The oldest folder is emptied first, its packs by number, and each catalog after the last of its packs. A pack
+//!    that could not be removed keeps its catalog and no other pack. Both are found again by the next search. A
+//!    catalog without packs leaves with the folder. Others may remove the same packs.
 
 use std::cmp::Reverse;
 use std::collections::VecDeque;

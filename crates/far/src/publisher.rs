@@ -220,8 +220,8 @@ impl Publisher {
         self.member.clock.now().since(begun) > PUBLISHED_WITHIN
     }
 
-    /// Handles what the location has answered, and publishes a pack that is due, and catalogs of complete ones. Returns how
-    /// many are being written, or wait for their catalog.
+    /// Handles what the location has answered, and publishes a pack that is due, and catalogs of complete ones. Returns
+    /// how many are being written, or wait for their catalog.
     pub fn advance(&mut self) -> usize {
         while let Some(reply) = self.replies.arrived() {
             self.handle(reply.tag, reply.result);

@@ -151,8 +151,8 @@ impl FarIndex {
         &self.shards[low]
     }
 
-    /// Adds the blocks of packs that are not found yet and that no removal covers. `file` gives a pack a name for requests;
-    /// it is called for packs that are not indexed.
+    /// Adds the blocks of packs that are not found yet and that no removal covers. `file` gives a pack a name for
+    /// requests. It is called for packs that are not indexed.
     pub fn insert(&self, catalog: &Catalog, file: impl Fn(u64) -> FileId) -> Indexed {
         let applied = self.known.lock().add_catalog(catalog);
         let mut all = Indexed::default();

@@ -199,8 +199,8 @@ fn read_and_check(
     check_pack(name, &pack, of, report);
 }
 
-/// Notes a pack that is gone. A writer removes packs before their catalog, the oldest first: a catalog whose first packs
-/// have left is in order.
+/// Notes a pack that is gone. A writer removes packs before their catalog, the oldest first. So a catalog whose first
+/// packs have left is in order.
 fn note_missing(
     location: &Location,
     folder: &Folder,
