@@ -133,10 +133,10 @@ impl PacksInWork {
     /// The blocks of all of these.
     pub(crate) fn blocks(&self) -> u64 {
         let writing = self.writing.values().map(|one| one.pack.blocks());
-        let waiting =
+        let complete =
             self.complete.values().flat_map(|group| &group.packs).map(CatalogPack::blocks);
         let catalogs = self.catalogs.values().map(|one| one.catalog.blocks());
-        writing.chain(waiting).chain(catalogs).sum()
+        writing.chain(complete).chain(catalogs).sum()
     }
 
     /// A new pack to be filled, of which the removals `applied` are applied; `None` if too many are being written, or
