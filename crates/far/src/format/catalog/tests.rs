@@ -37,7 +37,9 @@ fn catalog(extents: Vec<Extent>, applied: &[(u64, u64)]) -> Catalog {
 
 /// The same extents in a pack with another number.
 fn pack(number: u64, mut extents: Vec<Extent>) -> CatalogPack {
-    extents.iter_mut().for_each(|extent| extent.location.segment = number);
+    for extent in &mut extents {
+        extent.location.segment = number;
+    }
     CatalogPack { number, bytes: 1 << 20, extents }
 }
 
