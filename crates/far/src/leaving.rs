@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
+use std::ops::Range;
 use std::time::Duration;
 
 use dalsegno_core::Nanos;
@@ -15,7 +16,7 @@ const AGAIN: Duration = Duration::from_secs(60);
 const MOST_FAILURES: usize = 8;
 
 /// Names that are to be removed, and from when on.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Leaving<K>(BTreeMap<K, Nanos>);
 
 impl<K> Default for Leaving<K> {
@@ -29,20 +30,16 @@ impl<K: Ord + Copy + Display> Leaving<K> {
         self.0.entry(name).or_insert(from);
     }
 
-    /// Those of a range.
-    pub(crate) fn range(&self, names: std::ops::Range<K>) -> impl Iterator<Item = K> {
+    /// The names of a range, in order.
+    pub(crate) fn range(&self, names: Range<K>) -> impl Iterator<Item = K> {
         self.0.range(names).map(|(name, _)| *name)
-    }
-
-    pub(crate) fn forget(&mut self, name: K) {
-        self.0.remove(&name);
     }
 
     pub(crate) fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Removes what is due, in the order of the names.
+    /// Removes what is due, in the order of the names. `remove` also gets all names that are left, with its own.
     ///
     /// # Errors
     ///
@@ -50,13 +47,13 @@ impl<K: Ord + Copy + Display> Leaving<K> {
     pub(crate) fn remove_due(
         &mut self,
         now: Nanos,
-        mut remove: impl FnMut(K) -> Result<(), IoError>,
+        mut remove: impl FnMut(K, &Self) -> Result<(), IoError>,
     ) -> Result<(), IoError> {
         let is_due = |(name, from): (&K, &Nanos)| (*from <= now).then_some(*name);
         let due: Vec<K> = self.0.iter().filter_map(is_due).collect();
         let mut failures = 0;
         for name in due {
-            let Err(error) = remove(name) else {
+            let Err(error) = remove(name, self) else {
                 self.0.remove(&name);
                 continue;
             };
@@ -88,7 +85,7 @@ mod tests {
     fn remove_due(leaving: &mut Leaving<u64>, at_s: u64, bad: &[u64]) -> (bool, Vec<u64>) {
         let now = Nanos(at_s * 1_000_000_000);
         let mut tried = Vec::new();
-        let result = leaving.remove_due(now, |name| {
+        let result = leaving.remove_due(now, |name, _| {
             tried.push(name);
             if bad.contains(&name) { Err(failed()) } else { Ok(()) }
         });

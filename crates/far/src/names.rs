@@ -24,7 +24,7 @@ const REMOVALS_SUFFIX: &str = ".removals";
 pub enum Object {
     /// Records, one after the other.
     Pack(u64),
-    /// What a pack holds. The pack is published when this appears.
+    /// What some packs hold. They are published when this appears.
     Catalog(u64),
     /// The description of a namespace.
     Namespace(NamespaceId),

@@ -1,9 +1,11 @@
 //! The folder of this writer: what is in it, and what leaves it.
 //!
-//! 1. All packs of a catalog leave together, the oldest first, and then the catalog: whoever reads it finds none of its
-//!    packs, or all. What could not be removed is tried again, and keeps no other catalog. What is known of a catalog
-//!    stays until it is removed.
-//! 2. If other stores collected the folder, because this host was suspended for more than a day, the packs that are
+//! 1. All packs of a catalog leave together, the oldest first, and then the catalog: whoever reads it finds all of its
+//!    packs, but for a moment. What could not be removed is tried again, and keeps no other catalog. What is known of a
+//!    catalog stays until it is removed.
+//! 2. A pack that could not be written is in no catalog, and leaves without one. The catalog that its number belongs to
+//!    may still be written, for other packs.
+//! 3. If other stores collected the folder, because this host was suspended for more than a day, the packs that are
 //!    gone are forgotten, and descriptions are published again.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,6 +24,15 @@ const MOST_FAILED: usize = 4096;
 /// Beats that are remembered until they are removed.
 const MOST_BEATS: usize = 64;
 
+/// Packs that are to be removed.
+#[derive(Debug, Default)]
+struct LeavingPacks {
+    /// Those of catalogs.
+    named: Leaving<u64>,
+    /// Those that could not be written: no catalog names them.
+    unwritten: Leaving<u64>,
+}
+
 /// The folder of this writer.
 pub(crate) struct OwnFolder {
     member: Member,
@@ -29,8 +40,7 @@ pub(crate) struct OwnFolder {
     packs: BTreeMap<u64, u64>,
     /// The sum of these bytes: it is read at every step, and there may be 100,000 packs.
     bytes: u64,
-    /// Packs that are to be removed.
-    leaving: Leaving<u64>,
+    leaving: LeavingPacks,
     /// The descriptions that were published, to publish them in another directory, too.
     described: BTreeMap<NamespaceId, Vec<u8>>,
     /// The number of the last beat.
@@ -52,7 +62,7 @@ impl OwnFolder {
             member,
             packs: BTreeMap::new(),
             bytes: 0,
-            leaving: Leaving::default(),
+            leaving: LeavingPacks::default(),
             described: BTreeMap::new(),
             beat: 0,
             beats: BTreeSet::new(),
@@ -74,23 +84,19 @@ impl OwnFolder {
         }
     }
 
-    /// Notes that publishing a pack failed. What is there of it is of no use.
+    /// Notes a pack that could not be written, or is not wanted any more before its catalog is written.
     pub(crate) fn add_failed_pack(&mut self, number: u64) {
-        if self.leaving.len() < MOST_FAILED {
-            self.leaving.add(number, self.member.clock.now());
+        if self.leaving.unwritten.len() < MOST_FAILED {
+            self.leaving.unwritten.add(number, self.member.clock.now());
         }
     }
 
-    /// Notes that publishing a catalog failed.
+    /// Notes that publishing a catalog failed. What is there of it and of its packs is of no use.
     pub(crate) fn add_failed(&mut self, catalog: &Catalog) {
-        catalog.packs.iter().for_each(|pack| self.add_failed_pack(pack.number));
-    }
-
-    /// Whether the folder has another pack of the catalog of a pack, or had one that is still to leave.
-    fn has_others(&self, number: u64, leaving: &Leaving<u64>) -> bool {
-        let others = packs_of(catalog_of(number));
-        self.packs.range(others.clone()).any(|(other, _)| *other != number)
-            || leaving.range(others).any(|other| other != number)
+        if self.leaving.named.len() < MOST_FAILED {
+            let now = self.member.clock.now();
+            catalog.packs.iter().for_each(|pack| self.leaving.named.add(pack.number, now));
+        }
     }
 
     pub(crate) fn is_described(&self, namespace: NamespaceId) -> bool {
@@ -192,29 +198,33 @@ impl OwnFolder {
             let with_it = self.packs.range(packs_of(catalog_of(oldest)));
             for number in with_it.map(|(number, _)| *number).collect::<Vec<_>>() {
                 self.forget(number);
-                self.leaving.add(number, self.member.clock.now());
+                self.leaving.named.add(number, self.member.clock.now());
                 evicted += 1;
             }
         }
         evicted
     }
 
-    /// Removes the packs that are to leave, and each catalog with its last pack, unless packs of it are `in_work`.
-    pub(crate) fn remove_leaving(&mut self, in_work: impl Fn(u64) -> bool) -> Result<(), IoError> {
+    /// Removes the packs that are to leave, each catalog after the last of its packs.
+    pub(crate) fn remove_leaving(&mut self) -> Result<(), IoError> {
         self.follow_location()?;
-        let mut leaving = std::mem::take(&mut self.leaving);
-        let mut left = leaving.clone();
-        let result = leaving.remove_due(self.member.clock.now(), |number| {
+        let LeavingPacks { mut named, mut unwritten } = std::mem::take(&mut self.leaving);
+        let now = self.member.clock.now();
+        let removed = named.remove_due(now, |number, left| {
             self.remove(Object::Pack(number))?;
             let catalog = catalog_of(number);
-            if !self.has_others(number, &left) && !in_work(catalog) {
-                self.remove(Object::Catalog(catalog))?;
-                self.member.index.known().remove_catalog(self.member.writer, catalog);
+            let is_last = left.range(packs_of(catalog)).all(|other| other == number);
+            if !is_last || self.packs.range(packs_of(catalog)).next().is_some() {
+                return Ok(());
             }
-            left.forget(number);
+            self.remove(Object::Catalog(catalog))?;
+            self.member.index.known().remove_catalog(self.member.writer, catalog);
             Ok(())
         });
-        self.leaving = leaving;
+        let result = removed.and_then(|()| {
+            unwritten.remove_due(now, |number, _| self.remove(Object::Pack(number)))
+        });
+        self.leaving = LeavingPacks { named, unwritten };
         result
     }
 
@@ -244,9 +254,10 @@ impl OwnFolder {
         let of_gone: BTreeSet<u64> = gone.iter().map(|number| catalog_of(*number)).collect();
         let (there, collected): (BTreeSet<u64>, BTreeSet<u64>) =
             of_gone.into_iter().partition(|catalog| is_there(Object::Catalog(*catalog)));
-        // What a location has of such a pack leaves, and a catalog with its last pack.
+        // What a location still has of such a pack leaves, and a catalog with its last pack. Until then its removals are
+        // needed.
         for number in gone.iter().filter(|number| there.contains(&catalog_of(**number))) {
-            self.leaving.add(*number, now);
+            self.leaving.named.add(*number, now);
         }
         let mut known = self.member.index.known();
         for catalog in collected {
@@ -254,13 +265,13 @@ impl OwnFolder {
                 known.remove_catalog(self.member.writer, catalog);
             }
         }
-        // Catalogs that nobody here knows leave. Their first pack may never have been there: removing it does nothing.
         let all_known: BTreeSet<u64> = known.numbers(self.member.writer).into_iter().collect();
         let unknown = listed.iter().filter_map(|one| match one.object {
-            Object::Catalog(catalog) => Some(catalog).filter(|one| !all_known.contains(one)),
+            Object::Catalog(number) => Some(number).filter(|number| !all_known.contains(number)),
             _ => None,
         });
-        unknown.for_each(|catalog| self.leaving.add(packs_of(catalog).start, now));
+        // Its first pack may never have been there: removing it does nothing, and the catalog follows.
+        unknown.for_each(|catalog| self.leaving.named.add(packs_of(catalog).start, now));
         Ok(gone.len())
     }
 

@@ -185,7 +185,7 @@ impl OwnLists {
 
     fn remove_leaving(&mut self, deadline: Deadline) -> Result<(), IoError> {
         let Self { member, leaving, .. } = self;
-        leaving.remove_due(member.clock.now(), |number| {
+        leaving.remove_due(member.clock.now(), |number, _| {
             let name = member.writer.object(Object::Removals(number));
             let left = deadline.remaining(member.clock.now()).unwrap_or(PUBLISH_LIMIT);
             member.ask(left.min(PUBLISH_LIMIT), |tier, ask| tier.remove(name, ask))

@@ -13,18 +13,17 @@
 use std::time::Duration;
 
 use dalsegno_core::{Deadline, Extent, NamespaceId, Nanos, StoreId};
-use dalsegno_extent::format::RecordPlace;
 use dalsegno_extent::{PinnedFile, SourceIo};
 use dalsegno_io::{IoError, Memory};
 
 use crate::earlier::{EarlierFolders, EarlierOpens};
 use crate::filling::{Filling, PacksInWork, WritingCatalog, WritingPack};
-use crate::format::{Catalog, CatalogPack, MAX_PACK_BYTES, extent_bytes};
+use crate::format::{Catalog, CatalogPack, MAX_PACK_BYTES};
 use crate::member::{Member, PUBLISH_LIMIT};
 use crate::names::Object;
 use crate::own_folder::OwnFolder;
 use crate::own_lists::OwnLists;
-use crate::publishing::{PublisherOptions, PublisherStats, Refused, blocks_of};
+use crate::publishing::{PublisherOptions, PublisherStats, Refused};
 use crate::removal::{Applied, Removal};
 use crate::replies::Replies;
 
@@ -149,32 +148,18 @@ impl Publisher {
             let (now, flush) = (self.member.clock.now(), self.options.flush);
             self.packs.begin(now, flush, &self.applied).ok_or(Refused::Busy)?
         };
-        let at = filling.bytes;
-        let mut header = match filling.memory.read(io, pinned, store, extent, at) {
-            Ok(header) => header,
+        match filling.memory.read(io, pinned, store, extent, filling.bytes) {
+            Ok(header) => filling.add(header, bytes),
             Err(cause) => {
                 if filling.memory.is_usable() {
                     self.packs.filling = Some(filling);
                 } else {
                     // The device may write to it at any time: what it holds is lost.
-                    self.stats.failed_blocks += blocks_of(&filling.extents);
+                    self.stats.failed_blocks += filling.blocks();
                 }
                 return Err(Refused::Unread(cause));
             }
-        };
-        let place = RecordPlace {
-            segment: filling.number,
-            epoch: self.member.writer.open,
-            offset: at as u64,
-        };
-        place.move_here(self.member.writer.store, &mut header);
-        let mut memory = filling.memory.memory();
-        header.encode(&mut memory.as_mut_slice()[at..at + header.header_bytes() as usize]);
-        drop(memory);
-        let extent = header.extent().expect("the record of an extent");
-        filling.bytes += bytes;
-        filling.catalog_bytes += extent_bytes(&extent);
-        filling.extents.push(extent);
+        }
         self.packs.filling = Some(filling);
         self.close_if_due();
         Ok(())
@@ -211,12 +196,14 @@ impl Publisher {
 
     /// Publishes the pack that is being filled.
     fn close_pack(&mut self) {
-        let Some(filling) = self.packs.filling.take() else { return };
-        let Filling { number, mut memory, bytes, extents, applied, begun, .. } = filling;
-        if self.is_late(begun) {
-            self.stats.failed_blocks += blocks_of(&extents);
-            return self.packs.keep_memory(memory);
+        let Some(mut filling) = self.packs.filling.take() else { return };
+        if self.is_late(filling.begun) {
+            self.stats.failed_blocks += filling.blocks();
+            return self.packs.keep_memory(filling.memory);
         }
+        let number = self.packs.next_number();
+        let extents = filling.encode_headers(self.member.writer, number);
+        let Filling { mut memory, bytes, applied, begun, .. } = filling;
         let payload = memory.memory().split_to(bytes);
         let name = self.member.writer.object(Object::Pack(number));
         self.member.tier.publish(
@@ -234,8 +221,8 @@ impl Publisher {
         self.member.clock.now().since(begun) > PUBLISHED_WITHIN
     }
 
-    /// Handles what the location has answered, and publishes a pack that is due, and catalogs of complete ones. Returns how
-    /// many are being written, or wait for their catalog.
+    /// Handles what the location has answered, and publishes a pack that is due, and catalogs of complete ones. Returns
+    /// how many are being written, or wait for their catalog.
     pub fn advance(&mut self) -> usize {
         while let Some(reply) = self.replies.arrived() {
             self.handle(reply.tag, reply.result);
@@ -370,7 +357,7 @@ impl Publisher {
     /// too long.
     pub fn drop_unpublished(&mut self) {
         if let Some(filling) = self.packs.filling.take() {
-            self.stats.failed_blocks += blocks_of(&filling.extents);
+            self.stats.failed_blocks += filling.blocks();
             self.packs.keep_memory(filling.memory);
         }
         self.packs.writing.values_mut().for_each(|writing| writing.begun = None);
@@ -426,7 +413,7 @@ impl Publisher {
             self.stats.evicted_packs += self.folder.evict(bound);
         }
         self.is_full = false;
-        self.folder.remove_leaving(|catalog| self.packs.has_catalog(catalog))
+        self.folder.remove_leaving()
     }
 
     /// Publishes what is being filled, and waits for everything that is being written.

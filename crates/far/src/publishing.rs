@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use dalsegno_core::Extent;
 use dalsegno_extent::Cause;
 
 /// What became of publishing.
@@ -45,9 +44,4 @@ pub enum Refused {
     Busy,
     /// It could not be read.
     Unread(Cause),
-}
-
-/// The number of blocks of extents.
-pub(crate) fn blocks_of(extents: &[Extent]) -> u64 {
-    extents.iter().map(|extent| extent.hashes.len() as u64).sum()
 }

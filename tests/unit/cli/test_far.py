@@ -159,8 +159,8 @@ def test_info_of_an_unreadable_catalog_says_what_to_do(far: Path, run: Run) -> N
     assert answer.code == 0
     assert "1 object cannot be used" in answer.out
     assert "format version 4 is newer than this build reads; upgrade Dalsegno here" in answer.out
-    rewrite_version(catalog, 1)
-    assert "format version 1 is older than this build reads" in run("info", far).out
+    rewrite_version(catalog, 2)
+    assert "format version 2 is older than this build reads" in run("info", far).out
     catalog.write_bytes(b"")
     assert "the bytes end too early" in run("info", far).out
 

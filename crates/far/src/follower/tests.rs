@@ -73,8 +73,11 @@ impl Setup {
     /// Publishes the catalog of a pack of one block, whose writer had applied some removals.
     fn publish_block(&self, open: u64, number: u64, block: u8, applied: &[RemovalId]) {
         let writer = writer(open);
+        let pack = packs_of(number).start;
+        let extents = vec![extent(open, pack, block)];
+        let packs = vec![CatalogPack { number: pack, bytes: 8192, extents }];
         let applied = applied.iter().copied().collect();
-        let catalog = Catalog { applied, ..catalog_of_block(writer, number, block) };
+        let catalog = Catalog { writer, number, packs, applied };
         self.publish(writer.object(Object::Catalog(number)), catalog.encode());
     }
 
@@ -100,18 +103,6 @@ impl Setup {
     fn poll(&mut self, times: u64) -> u64 {
         (0..times).map(|_| self.follower.poll().catalogs).sum()
     }
-}
-
-/// The only pack of the catalogs of these tests.
-fn first_pack(catalog: u64) -> u64 {
-    packs_of(catalog).start
-}
-
-/// A catalog of one pack, with one block.
-fn catalog_of_block(writer: WriterId, number: u64, block: u8) -> Catalog {
-    let extents = vec![extent(writer.open, first_pack(number), block)];
-    let pack = CatalogPack { number: first_pack(number), bytes: 8192, extents };
-    Catalog { writer, number, packs: vec![pack], applied: Applied::default() }
 }
 
 fn extent(open: u64, number: u64, block: u8) -> Extent {

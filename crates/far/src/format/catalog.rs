@@ -74,13 +74,19 @@ pub const fn catalog_of(pack: u64) -> u64 {
 /// The numbers of the packs that a catalog may name.
 #[must_use]
 pub const fn packs_of(catalog: u64) -> std::ops::Range<u64> {
-    catalog * CATALOG_PACKS..(catalog + 1) * CATALOG_PACKS
+    // A number of a catalog that no writer reaches has none.
+    catalog.saturating_mul(CATALOG_PACKS)..catalog.saturating_add(1).saturating_mul(CATALOG_PACKS)
 }
 
 /// Bytes of an extent in the body of a catalog.
 #[must_use]
 pub fn extent_bytes(extent: &Extent) -> usize {
-    ENTRY_BYTES + 32 * extent.hashes.len()
+    entry_bytes(extent.hashes.len())
+}
+
+/// The same of an extent with so many blocks.
+pub(crate) fn entry_bytes(blocks: usize) -> usize {
+    ENTRY_BYTES + 32 * blocks
 }
 
 impl Catalog {

@@ -6,6 +6,7 @@ mod removals;
 mod writer;
 
 pub use applied::{MAX_PENDING_BYTES, MAX_RECORD_BYTES, RemovalRecord};
+pub(crate) use catalog::entry_bytes;
 pub use catalog::{
     CATALOG_PACKS, Catalog, CatalogPack, MAX_APPLIED_WRITERS, MAX_CATALOG_BYTES, MAX_PACK_BYTES,
     PACK_FIELD_BYTES, catalog_of, extent_bytes, packs_of,

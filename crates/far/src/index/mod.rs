@@ -151,8 +151,8 @@ impl FarIndex {
         &self.shards[low]
     }
 
-    /// Adds the blocks of packs that are not found yet and that no removal covers. `file` gives a pack a name for requests;
-    /// it is called for packs that are not indexed.
+    /// Adds the blocks of packs that are not found yet and that no removal covers. `file` gives a pack a name for
+    /// requests. It is called for packs that are not indexed.
     pub fn insert(&self, catalog: &Catalog, file: impl Fn(u64) -> FileId) -> Indexed {
         let applied = self.known.lock().add_catalog(catalog);
         let mut all = Indexed::default();
@@ -189,7 +189,7 @@ impl FarIndex {
         let losses = self.losses.load(Ordering::Relaxed);
         let mut hidden = 0;
         for (record, extent) in (0_u16..).zip(&of.extents) {
-            let found = self.insert_extent(&packs, (pack, record), extent, applied);
+            let found = self.insert_extent(&packs, pack, record, extent, applied);
             packs.add_blocks(pack, record, found.new);
             added.new_blocks += u64::from(found.new);
             hidden += u64::from(found.hidden);
@@ -214,7 +214,8 @@ impl FarIndex {
     fn insert_extent(
         &self,
         packs: &Packs,
-        (pack, record): (u32, u16),
+        pack: u32,
+        record: u16,
         extent: &Extent,
         applied: &Applied,
     ) -> Found {
@@ -341,6 +342,7 @@ impl FarIndex {
         let packs = self.packs.read().hiding(self.losses.load(Ordering::Relaxed));
         let mut catalogs: Vec<_> =
             packs.into_iter().map(|(writer, pack)| (writer, catalog_of(pack))).collect();
+        catalogs.sort_unstable();
         catalogs.dedup();
         catalogs
     }

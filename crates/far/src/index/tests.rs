@@ -2,7 +2,6 @@ use dalsegno_core::{Extent, ExtentId, KvLayout, Location, StoreId};
 use proptest::prelude::*;
 
 use super::*;
-use crate::format::packs_of;
 use crate::removal::Applied;
 use crate::removal::RemovalId;
 
@@ -18,13 +17,18 @@ fn hash(number: u32) -> ChainHash {
 
 const NAMESPACE: NamespaceId = NamespaceId([1; 16]);
 
-/// A catalog of one pack, with extents of these blocks, one after the other.
+/// The number of the first pack that a catalog may name.
+fn first_pack(catalog: u64) -> u64 {
+    16 * catalog
+}
+
+/// A catalog of one pack, of extents of these blocks, one after the other.
 fn catalog(open: u64, number: u64, extents: &[&[u32]]) -> Catalog {
-    let (mut offset, pack) = (0, packs_of(number).start);
+    let mut offset = 0;
     let mut all = Vec::new();
     for blocks in extents {
         let location = Location {
-            segment: pack,
+            segment: first_pack(number),
             epoch: open,
             offset,
             header_bytes: 4096,
@@ -44,8 +48,9 @@ fn catalog(open: u64, number: u64, extents: &[&[u32]]) -> Catalog {
         offset += extent.total_bytes();
         all.push(extent);
     }
-    let pack = CatalogPack { number: pack, bytes: offset, extents: all };
-    Catalog { writer: writer(open), number, packs: vec![pack], applied: Applied::default() }
+    let applied = Applied::default();
+    let pack = CatalogPack { number: first_pack(number), bytes: offset, extents: all };
+    Catalog { writer: writer(open), number, packs: vec![pack], applied }
 }
 
 /// A catalog of these blocks whose writer had applied removals of writer 9 up to this one.
@@ -78,7 +83,7 @@ fn blocks_are_found_with_the_place_of_their_record() {
     let record = index.record(place).unwrap();
     let expected = RecordAt {
         writer: writer(1),
-        number: packs_of(5).start,
+        number: first_pack(5),
         file: FileId(105),
         offset: 12_288,
         header_bytes: 4096,
@@ -97,7 +102,7 @@ fn a_block_of_two_packs_is_counted_and_the_first_copy_is_preferred() {
     let file = |number| index.record(index.find(NAMESPACE, &hash(number)).unwrap()).unwrap().file;
     assert_eq!((file(2), file(3)), (FileId(101), FileId(201)));
     assert!(index.to_index_again().is_empty());
-    index.remove_pack(writer(1), packs_of(1).start);
+    index.remove_pack(writer(1), first_pack(1));
     assert_eq!(index.to_index_again(), [(writer(2), 1)]);
     assert_eq!(index.to_index_again(), [(writer(2), 1)], "until that is done");
     assert_eq!(insert(&index, &catalog(2, 1, &[&[2, 3]])).new_blocks, 1);
@@ -109,8 +114,8 @@ fn a_block_of_two_packs_is_counted_and_the_first_copy_is_preferred() {
 fn a_pack_that_is_gone_is_not_found_and_its_blocks_can_be_indexed_again() {
     let index = FarIndex::new(1 << 20);
     insert(&index, &catalog(1, 1, &[&[1, 2]]));
-    assert_eq!(index.remove_pack(writer(1), packs_of(1).start), Some(FileId(101)));
-    assert_eq!(index.remove_pack(writer(1), packs_of(1).start), None);
+    assert_eq!(index.remove_pack(writer(1), first_pack(1)), Some(FileId(101)));
+    assert_eq!(index.remove_pack(writer(1), first_pack(1)), None);
     assert!(found(&index, 1..3).is_empty());
     assert_eq!(index.view().blocks, 0);
     assert_eq!(insert(&index, &catalog(2, 1, &[&[2]])).new_blocks, 1);
@@ -129,7 +134,7 @@ fn beyond_the_bound_the_packs_indexed_first_are_forgotten() {
     }
     assert_eq!(found(&index, 0..40), (32..40).collect::<Vec<_>>());
     assert_eq!(index.view().forgotten_blocks, 32);
-    assert_eq!(index.numbers(writer(1)), [8, 9].map(|catalog| packs_of(catalog).start));
+    assert_eq!(index.numbers(writer(1)), [8, 9].map(first_pack));
 }
 
 #[test]
@@ -141,7 +146,7 @@ fn entries_of_forgotten_packs_are_dropped_when_there_are_many() {
         let blocks: Vec<u32> = blocks.iter().map(|block| block + round * 4096).collect();
         number += 1;
         insert(&index, &catalog(1, number, &[&blocks]));
-        index.remove_pack(writer(1), packs_of(number).start);
+        index.remove_pack(writer(1), first_pack(number));
     }
     let entries: usize = index.shards.iter().map(|shard| shard.read().len()).sum();
     let dead = index.dead.load(Ordering::Relaxed);
@@ -236,7 +241,7 @@ fn a_list_is_needed_as_long_as_a_writer_of_a_catalog_had_not_applied_all_of_it()
     insert(&index, &catalog_after(2, 1, 1, &[1]));
     assert!(is_needed(&index), "one of two was applied");
     let both: Applied = ids.into_iter().collect();
-    index.remove_pack(writer(1), packs_of(1).start);
+    index.remove_pack(writer(1), first_pack(1));
     assert!(is_needed(&index), "its catalog may be there, and others read it");
     index.known().remove_catalog(writer(1), 1);
     insert(&index, &Catalog { applied: both, ..catalog(1, 2, &[&[1]]) });
@@ -305,7 +310,7 @@ proptest! {
                 }
                 Step::Drop(at) if !packs.is_empty() => {
                     let gone = packs.remove(at % packs.len());
-                    following.remove_pack(gone.writer, packs_of(gone.number).start);
+                    following.remove_pack(gone.writer, first_pack(gone.number));
                 }
                 Step::Drop(_) => {}
             }

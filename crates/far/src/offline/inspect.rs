@@ -30,6 +30,10 @@ const CATALOG_FIELDS: [Field; 9] = [
     ("pack_count", 4, Number),
 ];
 
+/// Fields of a pack in a catalog. Reserved bytes and the entries follow.
+const PACK_FIELDS: [Field; 3] =
+    [("pack", 8, Number), ("pack_bytes", 8, Number), ("entry_count", 8, Number)];
+
 /// Fields of the header of a list of removals, as above.
 const LIST_FIELDS: [Field; 9] = [
     ("magic", 8, Text),
@@ -107,8 +111,11 @@ fn show_catalog(name: ObjectName, bytes: &[u8]) -> Inspection {
                     .clone_into(&mut found.problem);
             }
             let applied = catalog.applied.iter();
-            let entries: usize = catalog.extents().map(extent_bytes).sum();
-            let first = SECTOR + PACK_FIELD_BYTES * catalog.packs.len() + entries;
+            let mut first = SECTOR;
+            for pack in &catalog.packs {
+                found.fields.extend(shown_fields(bytes, 0, first, &PACK_FIELDS));
+                first += PACK_FIELD_BYTES + pack.extents.iter().map(extent_bytes).sum::<usize>();
+            }
             let behind = first + 32 * applied.len();
             for (at, id) in (first..behind).step_by(32).zip(applied) {
                 let field = raw_field(bytes, 0, at..at + 32, "applied");

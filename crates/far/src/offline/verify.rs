@@ -160,7 +160,7 @@ fn check_catalog(location: &Location, folder: &Folder, number: u64, report: &mut
         }
     }
     for pack in catalog.packs.iter().filter(|pack| pack.bytes > 0) {
-        read_and_check(location, folder, (name, pack), report);
+        read_and_check(location, folder, pack, report);
     }
     for (number, bytes) in folder.packs.range(packs_of(number)) {
         if catalog.packs.iter().all(|pack| pack.number != *number) {
@@ -173,7 +173,7 @@ fn check_catalog(location: &Location, folder: &Folder, number: u64, report: &mut
 fn read_and_check(
     location: &Location,
     folder: &Folder,
-    (catalog, of): (ObjectName, &CatalogPack),
+    of: &CatalogPack,
     report: &mut FarVerifyReport,
 ) {
     let name = folder.writer.object(Object::Pack(of.number));
@@ -185,7 +185,7 @@ fn read_and_check(
     let pack = match location.read_pack(name, whole) {
         Ok(pack) => pack,
         Err(error) if error.is_not_found() => {
-            note_missing(location, folder, (catalog, of), report);
+            note_missing(location, folder, of, report);
             return;
         }
         Err(error) => return report.note(name, 0, format!("it cannot be read: {error}")),
@@ -199,15 +199,17 @@ fn read_and_check(
     check_pack(name, &pack, of, report);
 }
 
-/// Notes a pack that is gone. A writer removes packs before their catalog, the oldest first: a catalog whose first packs
-/// have left is in order.
+/// Notes a pack that is gone. A writer removes packs before their catalog, the oldest first. So a catalog whose first
+/// packs have left is in order.
 fn note_missing(
     location: &Location,
     folder: &Folder,
-    (catalog, of): (ObjectName, &CatalogPack),
+    of: &CatalogPack,
     report: &mut FarVerifyReport,
 ) {
-    let has_later = folder.packs.range(of.number..packs_of(catalog_of(of.number)).end).next();
+    let number = catalog_of(of.number);
+    let has_later = folder.packs.range(of.number..packs_of(number).end).next();
+    let catalog = folder.writer.object(Object::Catalog(number));
     if has_later.is_none() && location.has(catalog).is_ok_and(|has| has) {
         let name = folder.writer.object(Object::Pack(of.number));
         report.note(name, 0, format!("the pack is missing, with {} blocks", of.blocks()));

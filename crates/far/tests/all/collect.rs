@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{Clock, ManualClock, StoreId};
-use dalsegno_far::format::catalog_of;
+use dalsegno_far::format::{catalog_of, packs_of as packs_of_catalog};
 use dalsegno_far::{
     Collector, DEAD_AFTER, DirectoryTier, DirectoryTierOptions, FarIndex, Member, Object, Tier,
     WATCHED, WriterId, wait_for,
@@ -128,8 +128,8 @@ fn a_writer_that_continues_after_it_was_collected_has_misses_and_publishes_on() 
     assert!(!a.finds(20) && !a.publisher.is_described(NAMESPACE));
     assert!(a.publish(50));
     let expected = [
-        Object::Pack(3 * 16),
-        Object::Pack(4 * 16),
+        Object::Pack(packs_of_catalog(3).start),
+        Object::Pack(packs_of_catalog(4).start),
         Object::Catalog(3),
         Object::Catalog(4),
         Object::Namespace(NAMESPACE),
@@ -257,12 +257,11 @@ fn a_step_ends_between_two_calls_when_the_store_is_closed() {
     assert_eq!(b.tier.changes(), 1);
 }
 
-/// The numbers of the packs and catalogs of a host.
+/// The catalogs of the packs of a host, and its catalogs.
 fn numbers(world: &World, host: &Host) -> (Vec<u64>, Vec<u64>) {
     let (mut packs, mut catalogs) = (Vec::new(), Vec::new());
     for object in world.objects(host.writer) {
         match object {
-            // One in each catalog.
             Object::Pack(number) => packs.push(catalog_of(number)),
             Object::Catalog(number) => catalogs.push(number),
             _ => {}

@@ -12,11 +12,10 @@ use dalsegno_far::{DEAD_AFTER, Object, SILENT_AFTER, StopMode, WATCHED, WriterId
 use crate::hosts::{Host, RECORD_BYTES};
 use crate::world::{HOUR, Model, World, collect};
 
+/// The catalogs of the packs of a writer that publishes one after the other.
 fn packs_of(world: &World, writer: WriterId) -> Vec<u64> {
-    let number = |object| match object {
-        // One in each catalog.
-        Object::Pack(number) => Some(catalog_of(number)),
-        _ => None,
+    let number = |object| {
+        if let Object::Pack(number) = object { Some(catalog_of(number)) } else { None }
     };
     world.objects(writer).into_iter().filter_map(number).collect()
 }

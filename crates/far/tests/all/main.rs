@@ -20,5 +20,6 @@ mod golden;
 #[path = "../common/hosts.rs"]
 mod hosts;
 mod removals;
+mod shared_catalogs;
 #[path = "../common/world.rs"]
 mod world;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::Clock;
+use dalsegno_far::format::packs_of;
 use dalsegno_far::offline::{FarVerifyReport, Location, SurveyOptions, prune, survey, verify};
 use dalsegno_far::{DEAD_AFTER, LIST_EXPIRES, Object, StopMode, Tier, wait_for};
 use dalsegno_io::Memory;
@@ -202,7 +203,7 @@ fn a_list_expires_after_a_week_if_no_pack_is_left_that_it_covers() {
     // The pack leaves.
     assert!(b.publish(20));
     let clock = Arc::clone(&world.clock) as Arc<dyn Clock>;
-    for object in [Object::Pack(1), Object::Catalog(1)] {
+    for object in [Object::Pack(packs_of(1).start), Object::Catalog(1)] {
         let name = b.writer.object(object);
         wait_for(&clock, LIMIT, |ask| b.tier.remove(name, ask)).unwrap();
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{ChainHash, Clock, Extent};
+use dalsegno_core::{ChainHash, Clock};
 use dalsegno_far::format::Catalog;
 use dalsegno_far::{Object, Tier, wait_for};
 use dalsegno_sim::chain_hashes;
@@ -75,17 +75,24 @@ impl World {
             let Object::Catalog(number) = name.object else { continue };
             let catalog = Catalog::decode(&fetch(name).expect("it is there")).expect("it is whole");
             assert_eq!(catalog.number, number);
-            for one in &catalog.packs {
-                let Ok(pack) = fetch(name.writer.object(Object::Pack(one.number))) else {
-                    // A pack that is gone before its catalog costs misses.
-                    gone.extend(one.extents.iter().flat_map(|extent| extent.hashes.clone()));
+            for extent in catalog.extents() {
+                let Ok(pack) = fetch(name.writer.object(Object::Pack(extent.location.segment)))
+                else {
+                    // A catalog whose pack is gone costs misses.
+                    gone.extend(extent.hashes.clone());
                     continue;
                 };
-                for version in one.extents.iter().flat_map(|extent| versions(&pack, extent)) {
-                    if model.lives(version.0) {
-                        live.insert(model.key(version.0));
+                let at = extent.location.offset + u64::from(extent.location.header_bytes);
+                let at = usize::try_from(at).expect("64-bit addresses");
+                for (block, bytes) in
+                    pack[at..].chunks(BLOCK_BYTES).enumerate().take(extent.hashes.len())
+                {
+                    let version = u64::from_le_bytes(bytes[..8].try_into().expect("8 bytes"));
+                    let key = model.key(version);
+                    assert_eq!(key.1, extent.hashes[block], "a pack has another block");
+                    if model.lives(version) {
+                        live.insert(key);
                     }
-                    assert_eq!(model.key(version.0).1, version.1, "a pack has another block");
                 }
             }
         }
@@ -116,13 +123,4 @@ pub(crate) fn come_to_rest(world: &World) {
         world.act(&Step::Far(host, FarStep::Promote, 1, Duration::ZERO));
         world.act(&Step::CheckAll(host));
     }
-}
-
-/// The versions of the blocks of an extent as its pack has them, and their names as the catalog has them.
-fn versions(pack: &[u8], extent: &Extent) -> Vec<(u64, ChainHash)> {
-    let at = extent.location.offset + u64::from(extent.location.header_bytes);
-    let at = usize::try_from(at).expect("64-bit addresses");
-    let version = |bytes: &[u8]| u64::from_le_bytes(bytes[..8].try_into().expect("8 bytes"));
-    let blocks = pack[at..].chunks(BLOCK_BYTES).map(version);
-    blocks.zip(extent.hashes.iter().copied()).collect()
 }

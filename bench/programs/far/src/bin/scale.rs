@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dalsegno_core::{ChainHash, Clock, Extent, ExtentId, KvLayout, Location, NamespaceId, StoreId};
-use dalsegno_far::format::Catalog;
+use dalsegno_far::format::{Catalog, CatalogPack, packs_of};
 use dalsegno_far::{
     Applied, FarIndex, Follower, Member, MemoryLocation, Object, Polled, Tier, WriterId, wait_for,
 };
@@ -46,7 +46,8 @@ impl Shape {
 
     /// The catalog of a pack; its blocks are numbered through all packs.
     fn catalog(&self, pack: u64) -> Catalog {
-        let (writer, number) = (self.writer(pack), pack / self.writers + 1);
+        let (writer, catalog) = (self.writer(pack), pack / self.writers + 1);
+        let number = packs_of(catalog).start;
         let mut offset = 0;
         let extents = (0..self.extents_of_pack).map(|at| {
             let first = pack * self.blocks_of_pack() + at * self.blocks_of_extent;
@@ -71,7 +72,8 @@ impl Shape {
             extent
         });
         let extents = extents.collect();
-        Catalog { writer, number, pack_bytes: offset, extents, applied: Applied::default() }
+        let packs = vec![CatalogPack { number, bytes: offset, extents }];
+        Catalog { writer, number: catalog, packs, applied: Applied::default() }
     }
 }
 

@@ -27,12 +27,12 @@ fn packs_that_an_unread_list_may_cover_are_set_aside_until_it_is_read() {
         assert_eq!(found(&setup), [true, false, false], "put again, and perhaps removed");
         let place = |setup: &Setup| setup.index.find(NAMESPACE, &ChainHash([10; 32])).unwrap();
         let number = |setup: &Setup| setup.index.record(place(setup)).unwrap().number;
-        assert_eq!(number(&setup), first_pack(3));
+        assert_eq!(number(&setup), packs_of(3).start);
         assert!(setup.index.known().needs(&[applied]), "they keep lists");
         setup.clear_faults();
         while setup.follower.poll().bad.now > 0 {}
         setup.poll(1);
-        assert_eq!((found(&setup), number(&setup)), ([true; 3], first_pack(3)), "{errno}");
+        assert_eq!((found(&setup), number(&setup)), ([true; 3], packs_of(3).start), "{errno}");
     }
 }
 

@@ -18,24 +18,78 @@ fn is_there(setup: &Setup, name: ObjectName) -> bool {
         .is_ok()
 }
 
+/// Publishes packs of this writer, which have no records that can be read, and their catalog.
+fn publish_own(setup: &Setup, number: u64, packs: &[u64]) -> Catalog {
+    let pack = |pack: u64| {
+        let block = u8::try_from(pack).unwrap();
+        CatalogPack { number: pack, bytes: 8192, extents: vec![extent(OWN.open, pack, block)] }
+    };
+    let packs: Vec<CatalogPack> = packs.iter().copied().map(pack).collect();
+    let catalog = Catalog { writer: OWN, number, packs, applied: Applied::default() };
+    for pack in &catalog.packs {
+        setup.publish(OWN.object(Object::Pack(pack.number)), vec![7; 8192]);
+    }
+    setup.publish(OWN.object(Object::Catalog(number)), catalog.encode());
+    setup.index.insert(&catalog, |pack| setup.tier.file(OWN.object(Object::Pack(pack))));
+    catalog
+}
+
+#[test]
+fn all_packs_of_a_catalog_leave_together_and_it_leaves_last() {
+    let setup = Setup::new();
+    let mut folder = OwnFolder::new(member(&setup));
+    folder.add(&publish_own(&setup, 1, &[16, 17, 20]));
+    folder.add(&publish_own(&setup, 2, &[32]));
+    let there = |number| is_there(&setup, OWN.object(Object::Pack(number)));
+    let has_catalog = || is_there(&setup, OWN.object(Object::Catalog(1)));
+    // One pack of the first catalog would be enough. Another one cannot be removed for a minute, and its catalog stays
+    // for as long.
+    setup.break_name(OWN.object(Object::Pack(17)), EIO);
+    assert_eq!(folder.evict(24_576), 3);
+    folder.remove_leaving().unwrap();
+    assert_eq!(([16, 17, 20].map(there), has_catalog()), ([false, true, false], true));
+    assert!([16, 17, 20].into_iter().all(|block| !setup.finds(block)) && setup.finds(32));
+    assert_eq!(setup.index.known().numbers(OWN), [1, 2]);
+    setup.clear_faults();
+    setup.manual.advance(Duration::from_secs(60));
+    folder.remove_leaving().unwrap();
+    assert_eq!((there(17), has_catalog()), (false, false));
+    assert_eq!(setup.index.known().numbers(OWN), [2]);
+}
+
+#[test]
+fn a_pack_that_could_not_be_written_leaves_without_the_catalog_of_the_others() {
+    let setup = Setup::new();
+    let mut folder = OwnFolder::new(member(&setup));
+    setup.publish(OWN.object(Object::Pack(16)), vec![7; 8192]);
+    folder.add_failed_pack(16);
+    // The folder does not know the catalog yet: its reply is on its way.
+    let catalog = publish_own(&setup, 1, &[17, 18]);
+    folder.remove_leaving().unwrap();
+    assert!(!is_there(&setup, OWN.object(Object::Pack(16))));
+    assert!(is_there(&setup, OWN.object(Object::Catalog(1))));
+    assert_eq!(setup.index.known().numbers(OWN), [1]);
+    // That it failed makes all of its packs leave.
+    folder.add_failed(&catalog);
+    folder.remove_leaving().unwrap();
+    for object in [Object::Pack(17), Object::Pack(18), Object::Catalog(1)] {
+        assert!(!is_there(&setup, OWN.object(object)), "{object}");
+    }
+}
+
 #[test]
 fn a_pack_that_cannot_be_removed_keeps_neither_others_nor_signs_of_life() {
     let setup = Setup::new();
     let mut folder = OwnFolder::new(member(&setup));
-    let pack = |catalog| OWN.object(Object::Pack(first_pack(catalog)));
     for number in 1..=2 {
-        let catalog = catalog_of_block(OWN, number, 10);
-        setup.publish(pack(number), vec![7; 4096]);
-        setup.publish(OWN.object(Object::Catalog(number)), catalog.encode());
-        setup.index.insert(&catalog, |pack| setup.tier.file(OWN.object(Object::Pack(pack))));
-        folder.add(&catalog);
+        folder.add(&publish_own(&setup, number, &[packs_of(number).start]));
     }
-    setup.break_name(pack(1), EIO);
+    let [first, second] = [1, 2].map(|catalog| OWN.object(Object::Pack(packs_of(catalog).start)));
+    setup.break_name(first, EIO);
     setup.break_name(OWN.object(Object::Beat(1)), EIO);
     assert_eq!(folder.evict(0), 2);
-    folder.remove_leaving(|_| false).unwrap();
-    assert!(is_there(&setup, pack(1)));
-    assert!(!is_there(&setup, pack(2)));
+    folder.remove_leaving().unwrap();
+    assert!(is_there(&setup, first) && !is_there(&setup, second));
     assert_eq!(setup.index.known().numbers(OWN), [1], "its catalog is there");
     folder.beat().unwrap();
     assert!(folder.beat().is_err(), "it cannot look whether the one before is there");
@@ -46,7 +100,7 @@ fn a_pack_that_cannot_be_removed_keeps_neither_others_nor_signs_of_life() {
     assert!(!is_there(&setup, OWN.object(Object::Beat(2))));
     setup.clear_faults();
     setup.manual.advance(Duration::from_secs(60));
-    folder.remove_leaving(|_| false).unwrap();
+    folder.remove_leaving().unwrap();
     assert!(setup.index.known().numbers(OWN).is_empty());
 }
 
@@ -110,58 +164,29 @@ fn no_list_is_removed_in_another_directory_by_what_the_one_before_had() {
 fn a_pack_of_an_earlier_open_that_cannot_be_removed_keeps_no_other_one() {
     let mut setup = Setup::new();
     let earlier = WriterId { open: 9, ..OWN };
+    let pack = |catalog| Object::Pack(packs_of(catalog).start);
     for number in 1..=3 {
-        setup.publish(earlier.object(Object::Pack(first_pack(number))), vec![7; 4096]);
+        setup.publish(earlier.object(pack(number)), vec![7; 4096]);
         setup.publish(earlier.object(Object::Catalog(number)), vec![7; 4096]);
     }
+    // Another pack of the first catalog.
+    setup.publish(earlier.object(Object::Pack(packs_of(1).start + 1)), vec![7; 4096]);
     setup.poll(1);
     setup.manual.advance(SILENT_AFTER);
     let mut search = EarlierSearch::new(member(&setup));
     let mut opens = EarlierOpens::new(member(&setup));
     opens.take_over(search.step().unwrap().unwrap());
-    setup.break_name(earlier.object(Object::Pack(first_pack(1))), EIO);
+    setup.break_name(earlier.object(pack(1)), EIO);
     setup.break_name(earlier.object(Object::Catalog(2)), EIO);
     opens.evict(0).unwrap();
     let left = |object: fn(u64) -> Object| {
         [1, 2, 3].map(|number| is_there(&setup, earlier.object(object(number))))
     };
-    assert_eq!(left(|catalog| Object::Pack(first_pack(catalog))), [true, false, false]);
+    assert_eq!(left(pack), [true, false, false]);
+    let second = earlier.object(Object::Pack(packs_of(1).start + 1));
+    assert!(is_there(&setup, second), "it leaves with the first one");
     assert_eq!(left(Object::Catalog), [true, true, false]);
     assert_eq!(setup.index.known().numbers(earlier), [1, 2], "these catalogs are there");
     assert_eq!((opens.bytes(), opens.evicted()), (0, 1));
     assert!(opens.take_search_due().is_some(), "it is found again");
-}
-
-#[test]
-fn all_packs_of_a_catalog_leave_together_and_it_leaves_last() {
-    let setup = Setup::new();
-    let mut folder = OwnFolder::new(member(&setup));
-    let mut catalogs = [catalog_of_block(OWN, 1, 10), catalog_of_block(OWN, 2, 20)];
-    let second = CatalogPack { number: first_pack(1) + 1, ..catalogs[0].packs[0].clone() };
-    catalogs[0].packs.push(second);
-    for catalog in &catalogs {
-        for pack in &catalog.packs {
-            setup.publish(OWN.object(Object::Pack(pack.number)), vec![7; 8192]);
-        }
-        setup.publish(OWN.object(Object::Catalog(catalog.number)), catalog.encode());
-        folder.add(catalog);
-    }
-    let [first, second] = [0, 1].map(|at| OWN.object(Object::Pack(first_pack(1) + at)));
-    // One of the first catalog would be enough, and its second pack cannot be removed yet.
-    setup.break_name(second, EIO);
-    assert_eq!(folder.evict(2 * 8192), 2);
-    folder.remove_leaving(|_| false).unwrap();
-    let is_left =
-        [first, second, OWN.object(Object::Catalog(1))].map(|name| is_there(&setup, name));
-    assert_eq!(is_left, [false, true, true]);
-    setup.clear_faults();
-    setup.manual.advance(Duration::from_secs(60));
-    folder.remove_leaving(|_| false).unwrap();
-    assert!(!is_there(&setup, second) && !is_there(&setup, OWN.object(Object::Catalog(1))));
-    assert!(is_there(&setup, OWN.object(Object::Catalog(2))));
-    // A failed pack of a catalog that is on its way leaves alone.
-    folder.add_failed_pack(first_pack(2));
-    assert_eq!(folder.evict(0), 1);
-    folder.remove_leaving(|catalog| catalog == 2).unwrap();
-    assert!(is_there(&setup, OWN.object(Object::Catalog(2))));
 }

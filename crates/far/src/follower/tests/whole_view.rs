@@ -14,7 +14,7 @@ fn a_pack_that_could_not_be_read_once_is_known_until_no_listing_shows_its_catalo
     setup.publish_block(1, 1, 10, &[]);
     setup.poll(1);
     let id = removal(5, 1, 10).id;
-    setup.index.remove_pack(writer(1), first_pack(1));
+    setup.index.remove_pack(writer(1), packs_of(1).start);
     assert!(!setup.finds(10) && needs(&setup, id), "others may read it");
     setup.poll(LIST_EVERY);
     assert!(needs(&setup, id));
@@ -95,7 +95,9 @@ fn with_hidden_copy(by: WriterId) -> Setup {
     let mut setup = Setup::new();
     setup.publish_block(1, 1, 10, &[]);
     setup.poll(1);
-    let catalog = catalog_of_block(by, 1, 10);
+    let (extents, applied) = (vec![extent(by.open, packs_of(1).start, 10)], Applied::default());
+    let packs = vec![CatalogPack { number: packs_of(1).start, bytes: 8192, extents }];
+    let catalog = Catalog { writer: by, number: 1, packs, applied };
     setup.publish(by.object(Object::Catalog(1)), catalog.encode());
     if by == OWN {
         setup.index.insert(&catalog, |pack| setup.tier.file(by.object(Object::Pack(pack))));
@@ -108,7 +110,7 @@ fn with_hidden_copy(by: WriterId) -> Setup {
 #[test]
 fn an_own_pack_is_indexed_again_when_the_pack_that_hid_its_blocks_has_gone() {
     let mut setup = with_hidden_copy(OWN);
-    setup.index.remove_pack(writer(1), first_pack(1));
+    setup.index.remove_pack(writer(1), packs_of(1).start);
     assert_eq!((setup.poll(1), setup.finds(10)), (1, true));
     assert_eq!(setup.index.view().duplicate_blocks, 0);
     assert_eq!(setup.poll(1), 0, "once");
@@ -117,9 +119,9 @@ fn an_own_pack_is_indexed_again_when_the_pack_that_hid_its_blocks_has_gone() {
 #[test]
 fn an_own_pack_that_leaves_meanwhile_is_not_indexed_again() {
     let mut setup = with_hidden_copy(OWN);
-    setup.index.remove_pack(writer(1), first_pack(1));
+    setup.index.remove_pack(writer(1), packs_of(1).start);
     let due = setup.index.to_index_again();
-    setup.index.remove_pack(OWN, first_pack(1));
+    setup.index.remove_pack(OWN, packs_of(1).start);
     let mut polled = Polled::default();
     setup.follower.fetch(due, &mut polled);
     assert_eq!((polled.new_blocks, setup.finds(10)), (0, false));
@@ -131,7 +133,7 @@ fn a_pack_that_could_not_be_indexed_again_is_tried_again() {
         for errno in [EIO, EACCES] {
             let mut setup = with_hidden_copy(by);
             setup.break_name(by.object(Object::Catalog(1)), errno);
-            setup.index.remove_pack(writer(1), first_pack(1));
+            setup.index.remove_pack(writer(1), packs_of(1).start);
             setup.poll(3);
             assert!(!setup.finds(10));
             setup.clear_faults();

@@ -7,9 +7,6 @@ fn writer(open: u64) -> WriterId {
     WriterId { store: StoreId([7; 16]), open }
 }
 
-/// The first pack of catalog 7.
-const PACK: u64 = 7 * 16;
-
 fn extent(offset: u64, blocks: u8) -> Extent {
     let layout = KvLayout::new(1, 4096).unwrap();
     Extent {
@@ -21,7 +18,7 @@ fn extent(offset: u64, blocks: u8) -> Extent {
         parent: ChainHash::default(),
         layout,
         location: Location {
-            segment: PACK,
+            segment: 112,
             epoch: 9,
             offset,
             header_bytes: 4096,
@@ -33,35 +30,43 @@ fn extent(offset: u64, blocks: u8) -> Extent {
 
 fn catalog(extents: Vec<Extent>, applied: &[(u64, u64)]) -> Catalog {
     let ids = applied.iter().map(|(open, number)| RemovalId { by: writer(*open), number: *number });
-    let pack = CatalogPack { number: PACK, bytes: 1 << 20, extents };
-    Catalog { writer: writer(9), number: 7, packs: vec![pack], applied: ids.collect() }
+    let applied = ids.collect();
+    let pack = CatalogPack { number: 112, bytes: 1 << 20, extents };
+    Catalog { writer: writer(9), number: 7, packs: vec![pack], applied }
+}
+
+/// The same extents in a pack with another number.
+fn pack(number: u64, mut extents: Vec<Extent>) -> CatalogPack {
+    for extent in &mut extents {
+        extent.location.segment = number;
+    }
+    CatalogPack { number, bytes: 1 << 20, extents }
 }
 
 fn sample() -> Catalog {
-    let mut sample = catalog(vec![extent(0, 2), extent(12_288, 3)], &[(3, 6), (9, 1)]);
-    let location = Location { segment: PACK + 15, ..extent(0, 1).location };
-    let extents = vec![Extent { location, ..extent(0, 1) }];
-    sample.packs.push(CatalogPack { number: PACK + 15, bytes: 8192, extents });
-    sample
+    catalog(vec![extent(0, 2), extent(12_288, 3)], &[(3, 6), (9, 1)])
 }
 
 #[test]
 fn a_catalog_round_trips() {
-    for catalog in [sample(), catalog(Vec::new(), &[])] {
+    let first = sample().packs.remove(0);
+    let packs = vec![first, pack(115, vec![extent(4096, 1)]), pack(127, Vec::new())];
+    let several = Catalog { packs, ..sample() };
+    let none = Catalog { packs: Vec::new(), ..sample() };
+    for catalog in [sample(), catalog(Vec::new(), &[]), several, none] {
         assert_eq!(Catalog::decode(&catalog.encode()), Ok(catalog));
     }
 }
 
 #[test]
 fn the_bytes_are_those_of_the_worked_example() {
-    let mut catalog = catalog(vec![extent(0, 2)], &[(3, 2)]);
-    catalog.packs[0].bytes = 12_288;
-    let bytes = catalog.encode();
+    let pack = CatalogPack { number: 112, bytes: 12_288, extents: vec![extent(0, 2)] };
+    let bytes = Catalog { packs: vec![pack], ..catalog(Vec::new(), &[(3, 2)]) }.encode();
     assert_eq!(bytes.len(), 2 * SECTOR);
     assert_eq!(&bytes[..16], b"DSGNCATL\x03\0\0\0\0\x10\0\0");
     assert_eq!(&bytes[32..56], [9_u64, 7, 4096].map(u64::to_le_bytes).concat());
     assert_eq!(&bytes[60..68], [1_u32, 1].map(u32::to_le_bytes).concat());
-    assert_eq!(&bytes[4096..4128], [PACK, 12_288, 1, 0].map(u64::to_le_bytes).concat());
+    assert_eq!(&bytes[4096..4128], [112_u64, 12_288, 1, 0].map(u64::to_le_bytes).concat());
     assert_eq!(&bytes[4128..4136], [1_u32, 4096].map(u32::to_le_bytes).concat());
     assert_eq!(&bytes[4136..4160], [0_u64, 5, 5].map(u64::to_le_bytes).concat());
     assert_eq!(&bytes[4240..4256], [0_u32, 2, 1, 4096].map(u32::to_le_bytes).concat());
@@ -91,23 +96,6 @@ fn extents_outside_of_the_pack_or_over_each_other_are_refused() {
     }
 }
 
-#[test]
-fn packs_of_another_catalog_unsorted_ones_and_reserved_fields_are_refused() {
-    let second =
-        PACK_FIELD_BYTES + sample().packs[0].extents.iter().map(extent_bytes).sum::<usize>();
-    let pack = FormatError::Field("pack");
-    for number in [PACK - 1, PACK + 16] {
-        let change = |body: &mut [u8]| body[..8].copy_from_slice(&number.to_le_bytes());
-        assert_eq!(changed(change), Err(pack.clone()));
-    }
-    let twice = |body: &mut [u8]| body[second] = u8::try_from(PACK).unwrap();
-    assert_eq!(changed(twice), Err(FormatError::Field("packs")));
-    assert_eq!(changed(|body| body[24] = 1), Err(FormatError::Field("reserved")));
-    assert_eq!(changed(|body| body[8] = 1), Err(FormatError::Field("pack_bytes")));
-    let many = |body: &mut [u8]| body[16..24].copy_from_slice(&u64::MAX.to_le_bytes());
-    assert!(changed(many).is_err(), "entries that are not there");
-}
-
 /// The bytes of the sample after `change` of its body.
 fn changed(change: impl FnOnce(&mut [u8])) -> Result<Catalog, FormatError> {
     let mut bytes = sample().encode();
@@ -120,13 +108,37 @@ fn changed(change: impl FnOnce(&mut [u8])) -> Result<Catalog, FormatError> {
 
 #[test]
 fn applied_writers_are_sorted_differ_and_have_a_number() {
-    let packs = PACK_FIELD_BYTES * sample().packs.len();
-    let at = packs + sample().extents().map(extent_bytes).sum::<usize>();
+    let at = PACK_FIELD_BYTES + sample().extents().map(extent_bytes).sum::<usize>();
     assert_eq!(changed(|_| ()), Ok(sample()));
     let unsorted = FormatError::Field("applied_writers");
     assert_eq!(changed(|body| body[at + 16] = 9), Err(unsorted), "a writer twice");
     assert_eq!(changed(|body| body[at + 16] = 10), Err(unsorted));
     assert_eq!(changed(|body| body[at + 24] = 0), Err(FormatError::Field("number")));
+}
+
+#[test]
+fn packs_are_sorted_and_have_numbers_of_their_catalog() {
+    let of = |packs| Catalog::decode(&Catalog { packs, ..sample() }.encode());
+    let empty = |number| pack(number, Vec::new());
+    for number in [0, 7, 111, 128, u64::MAX] {
+        assert_eq!(of(vec![empty(number)]), Err(FormatError::Field("pack")), "{number}");
+    }
+    for numbers in [[113, 112], [113, 113]] {
+        assert_eq!(of(numbers.map(empty).to_vec()), Err(FormatError::Field("packs")));
+    }
+    let many = (112..129).map(empty).collect();
+    assert_eq!(of(many), Err(FormatError::Field("pack_count")));
+    assert_eq!(changed(|body| body[24] = 1), Err(FormatError::Field("reserved")));
+    assert_eq!(changed(|body| body[8] = 1), Err(FormatError::Field("pack_bytes")));
+}
+
+#[test]
+fn the_number_of_a_pack_says_which_catalog_names_it() {
+    for catalog in [0, 1, 7, (1 << 58) - 1] {
+        assert_eq!(packs_of(catalog).count(), 16);
+        assert!(packs_of(catalog).all(|pack| catalog_of(pack) == catalog));
+    }
+    assert!(packs_of(1 << 61).is_empty() && packs_of(u64::MAX).is_empty());
 }
 
 #[test]
@@ -141,7 +153,9 @@ fn the_number_of_applied_writers_is_bounded() {
 
 #[test]
 fn newer_and_older_versions_differ_from_damage() {
-    for (version, error) in [(4, FormatError::Newer(4)), (2, FormatError::Older(2))] {
+    for (version, error) in
+        [(4, FormatError::Newer(4)), (2, FormatError::Older(2)), (1, FormatError::Older(1))]
+    {
         let mut bytes = sample().encode();
         bytes[8] = version;
         seal(&mut bytes[..SECTOR]);
