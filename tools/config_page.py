@@ -201,8 +201,8 @@ SETTINGS = (
         "path or URL",
         "none",
         (),
-        "A directory of a shared file system, or a [bucket](far-object.md) such as "
-        "`s3://bucket/kv`, in which the stores of many hosts share blocks.",
+        "A directory of a shared file system, a [bucket](far-object.md) such as `s3://bucket/kv`, "
+        "or a [Mooncake cluster](far-mooncake.md), in which the stores of many hosts share blocks.",
         derived=True,
     ),
     Setting(
@@ -210,14 +210,15 @@ SETTINGS = (
         "object",
         "none",
         (),
-        "How the bucket is reached: `endpoint`, `region`, `ca_file`, `path_style`, "
-        "`storage_class`, `encryption`. Credentials come from the environment.",
+        "How what a URL names is reached: `endpoint`, `region`, `ca_file`, `path_style`, "
+        "`storage_class`, `encryption`; of a cluster `catalogs`, `replicas`, `protocol`, "
+        "`devices`, `metadata_server`. Credentials come from the environment.",
         derived=True,
     ),
     Setting(
         "far_capacity",
         "bytes",
-        "a tenth of its file system, 1 TiB of a bucket",
+        "a tenth of its file system, 1 TiB of a bucket or a cluster",
         ("0",),
         "Maximum bytes that this store has there, with what it wrote before it was opened again. "
         "Beyond it, its oldest packs are removed.",

@@ -195,7 +195,8 @@ def build_by_go(name: str, environment: str, package: str) -> None:
 def install_azurite() -> None:
     """Installs Azurite where npm is, or reports why not."""
     if folder := programs_of("far-all", "azurite-blob", "npm"):
-        run("azurite", "npm", "install", "--silent", "--global", f"--prefix={folder.parent}", AZURITE)
+        words = ("npm", "install", "--silent", "--global", f"--prefix={folder.parent}", AZURITE)
+        run("azurite", *words)
 
 
 def install_s3proxy() -> None:

@@ -100,10 +100,8 @@ def running(nodes: int = 2, *, node_bytes: int = NODE_BYTES) -> Iterator[Mooncak
             name, at = f"node-{number}", f"{cluster.address}:{NODE_PORT + number}"
             words = (python, "-c", NODE, at, str(node_bytes), where)
             started.append(cluster.start(name, "env", listens, *words))
-        log = cluster.path("log")
-        for number in range(nodes):
-            text = log / f"node-{number}.log"
-            cluster.wait(f"node {number} gives memory", lambda text=text: _is_ready(text))
+        logs = [cluster.path("log") / f"node-{number}.log" for number in range(nodes)]
+        cluster.wait("the nodes give memory", lambda: all(map(_is_ready, logs)))
         yield Mooncake(cluster.address, master, tuple(started), cluster.path("catalogs"))
 
 

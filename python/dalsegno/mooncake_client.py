@@ -59,7 +59,7 @@ class MooncakeClient:
         for name, value in {**ENVIRONMENT, "MC_TCP_BIND_ADDRESS": self.address}.items():
             os.environ.setdefault(name, value)
         try:
-            from mooncake.store import (  # noqa: PLC0415 - an optional dependency
+            from mooncake.store import (
                 MooncakeDistributedStore,
                 ReplicateConfig,
             )
@@ -110,7 +110,7 @@ class MooncakeClient:
                 [[[size]] for size in sizes],
             )
             # Bytes that were read, or a code, of each piece.
-            for (((got,),), size) in zip(read, sizes, strict=True):
+            for ((got,),), size in zip(read, sizes, strict=True):
                 if got != size:
                     return int(got) if got < 0 else RPC_FAIL
             return 0

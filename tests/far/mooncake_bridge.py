@@ -61,7 +61,7 @@ def main() -> None:
     folder = client_folder()
     if folder is not None:
         sys.path.append(str(folder))
-    from dalsegno.mooncake_client import MooncakeClient  # noqa: PLC0415 - after its path
+    from dalsegno.mooncake_client import MooncakeClient
 
     # What Mooncake prints goes to stderr, not among the answers.
     to = os.fdopen(os.dup(1), "wb")

@@ -125,7 +125,9 @@ def test_packs_that_the_cluster_lost_are_misses_and_are_published_again(
         share(a, b, hashes)
         remove_all(mooncake)
         assert b.get(hashes) == 0, "evicted packs are misses"
-        assert b.store.stats()["far"]["misses"]["recycled"] > 0
+        far = b.store.stats()["far"]
+        assert far is not None
+        assert far["misses"]["recycled"] > 0
 
         def is_found_again() -> bool:
             # A has the blocks in its log; they are offered when they are put again.
@@ -166,6 +168,8 @@ def test_a_cluster_that_is_not_there_costs_nothing(tmp_path: Path) -> None:
         began = time.monotonic()
         assert node.get(hashes) == COUNT
         assert time.monotonic() - began < AT_MOST_S
-        assert node.store.stats()["far"]["reads"] == "suspended"
+        far = node.store.stats()["far"]
+        assert far is not None
+        assert far["reads"] == "suspended"
     finally:
         node.store.close()

@@ -168,7 +168,8 @@ def test_no_secret_is_in_anything_that_a_run_writes(
     if not right and not bucket.checks_credentials:
         pytest.skip("this server takes any credentials")
     # Of the same length, and base64 if the right one is.
-    signer = bucket if right else replace(bucket, secret=bucket.secret[:8][::-1] + bucket.secret[8:])
+    wrong = bucket.secret[:8][::-1] + bucket.secret[8:]
+    signer = bucket if right else replace(bucket, secret=wrong)
     options = json.dumps(bucket.far_options())
     ran = subprocess.run(
         [sys.executable, "-c", HOST, str(tmp_path / "kv"), bucket.url("secrets"), options],

@@ -24,8 +24,20 @@ ARROWS: dict[str, set[str]] = {
     "log": {"core", "io", "extent"},
     "far": {"core", "io", "extent"},
     "far-object": {"core", "io", "far"},
+    "far-mooncake": {"core", "io", "far"},
     "index": {"core", "policy", "io"},
-    "store": {"core", "policy", "arena", "io", "extent", "far", "far-object", "log", "index"},
+    "store": {
+        "core",
+        "policy",
+        "arena",
+        "io",
+        "extent",
+        "far",
+        "far-object",
+        "far-mooncake",
+        "log",
+        "index",
+    },
     "serve": {"core", "arena", "io", "store"},
     "cuda": {"core", "io"},
     "py": {"policy", "store", "serve", "cuda"},
@@ -35,7 +47,7 @@ ARROWS: dict[str, set[str]] = {
 # Crates that only tests may use; nothing of a release depends on them.
 DEV_ONLY = {"sim", "fake-cuda"}
 # What the tests of a crate use in addition: one suite runs over all tiers.
-OF_TESTS = {"far": {"far-object"}}
+OF_TESTS = {"far": {"far-object", "far-mooncake"}}
 # Third-party crates that belong to one crate.
 HOMES = {
     "io-uring": "io",

@@ -44,9 +44,7 @@ class Front(BaseHTTPRequestHandler):
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = handle_request  # noqa: N815 - their names
 
-    def _ask(
-        self, method: str, path: str, body: bytes = b""
-    ) -> tuple[int, dict[str, str], bytes]:
+    def _ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, dict[str, str], bytes]:
         connection = http.client.HTTPConnection(*self.server_at, timeout=60)
         try:
             kept = {name: value for name, value in self.headers.items() if name != "Content-Length"}

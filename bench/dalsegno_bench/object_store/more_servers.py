@@ -112,10 +112,14 @@ def start_fake_gcs(cluster: Cluster, program: Path) -> Bucket:
     cluster.wait("fake-gcs-server listens", lambda: accepts(cluster.address, BEHIND_PORT))
     ports = (cluster.address, str(SERVER_PORT), str(BEHIND_PORT))
     found = f"PYTHONPATH={os.pathsep.join(sys.path)}"
-    front = cluster.start("gcs-front", "env", found, sys.executable, "-m", gcs_front.__name__, *ports)
+    front = cluster.start(
+        "gcs-front", "env", found, sys.executable, "-m", gcs_front.__name__, *ports
+    )
     _listens(cluster, "gcs-front")
     headers = {"Content-Type": "application/json"}
-    _request(cluster, "POST", "/storage/v1/b?project=tests", headers, f'{{"name": "{bucket.name}"}}')
+    _request(
+        cluster, "POST", "/storage/v1/b?project=tests", headers, f'{{"name": "{bucket.name}"}}'
+    )
     return replace(bucket, servers=(front, server))
 
 

@@ -15,7 +15,7 @@
 //! 1. A client's calls run on threads of the tier, never on the caller's. One that never returns keeps its thread and
 //!    the memory that it was given; nobody uses that memory again.
 //! 2. Nothing depends on the cluster: a pack that it lost is not found, and what was published here is offered again.
-//! 3. A marker is there before its pack, and goes after it. So whoever lists the companion finds every pack.
+//! 3. A marker is there before its pack, and goes after it. So a listing of the companion shows every pack.
 
 #![forbid(unsafe_code)]
 

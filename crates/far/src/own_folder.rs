@@ -1,7 +1,7 @@
 //! The folder of this writer: what is in it, and what leaves it.
 //!
-//! 1. All packs of a catalog leave together, the oldest first, and then the catalog: whoever reads it finds all of its
-//!    packs, but for a moment. What could not be removed is tried again, and keeps no other catalog. What is known of a
+//! 1. All packs of a catalog leave together, the oldest first, and then the catalog: a reader finds all of its packs, but
+//!    for a moment. What could not be removed is tried again, and keeps no other catalog. What is known of a
 //!    catalog stays until it is removed.
 //! 2. A pack that could not be written is in no catalog, and leaves without one. The catalog that its number belongs to
 //!    may still be written, for other packs.

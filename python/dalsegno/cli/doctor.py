@@ -41,9 +41,9 @@ def doctor(
 
     It reads and writes as stores do: latency, bandwidth by the number of workers, direct I/O, and
     what stores need. A bucket is found by --far-options or the environment (AWS_ENDPOINT_URL,
-    AWS_REGION), and credentials by the environment only. Give a second mount of the same directory with --other to
-    check what other hosts see; reads then go through that one. It writes at most 2 GiB to a folder
-    of its own, and removes it at the end.
+    AWS_REGION), and credentials by the environment only. Give a second mount of the same directory
+    with --other to check what other hosts see; reads then go through that one. It writes at most
+    2 GiB to a folder of its own, and removes it at the end.
 
     Example:
       dalsegno far doctor /mnt/shared/kv

@@ -39,9 +39,7 @@ def is_far(directory: str, options: dict[str, Any] | None) -> bool:
     return found
 
 
-def survey(
-    directory: str, extents: int = 0, *, options: dict[str, Any] | None
-) -> dict[str, Any]:
+def survey(directory: str, extents: int = 0, *, options: dict[str, Any] | None) -> dict[str, Any]:
     """Reads the catalogs of a far location."""
 
     def work(progress: Progressed) -> dict[str, Any]:
@@ -126,9 +124,7 @@ def extents_by_namespace(found: dict[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def verify(
-    directory: str, *, repair: bool, options: dict[str, Any] | None, as_json: bool
-) -> None:
+def verify(directory: str, *, repair: bool, options: dict[str, Any] | None, as_json: bool) -> None:
     """Reads every byte of a far location and checks it."""
     if repair:
         raise InvalidError(

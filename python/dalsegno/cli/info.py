@@ -9,9 +9,7 @@ from dalsegno.cli import far, show
 from dalsegno.cli.options import AsJson, Directory, FarOptions
 
 
-def info(
-    directory: Directory, *, far_options: FarOptions = None, as_json: AsJson = False
-) -> None:
+def info(directory: Directory, *, far_options: FarOptions = None, as_json: AsJson = False) -> None:
     """Show the size of a store, its segments and its contents.
 
     Only headers are read, so it is quick on a large store too. Damage that an open would meet is

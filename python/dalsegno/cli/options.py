@@ -43,9 +43,7 @@ StoreDirectory = Annotated[
 ]
 FarDirectory = Annotated[
     str,
-    typer.Argument(
-        metavar="DIR", parser=place, help="What stores share: a directory or a URL."
-    ),
+    typer.Argument(metavar="DIR", parser=place, help="What stores share: a directory or a URL."),
 ]
 FarOptions = Annotated[
     dict[str, Any] | None,

@@ -193,10 +193,12 @@ class StoreSettings:
             ranks in processes of their own have a folder each in it, unless `dalsegno serve` owns
             the directory. Or `unix:` and the path of a server's socket.
         capacity: Most bytes of disk, such as `"200GiB"`; the store's default if not given.
-        far: What the stores of other hosts use too: a directory of a mounted file system, or a
-            place in an object store, such as `"s3://bucket/prefix"`. None: no far tier.
-        far_options: How an object store is reached: `endpoint`, `region`, `ca_file`, `path_style`,
-            `storage_class`, `encryption`. Credentials come from the environment, never from here.
+        far: What the stores of other hosts use too: a directory of a mounted file system, a place
+            in an object store, such as `"s3://bucket/prefix"`, or in a Mooncake cluster. None: no
+            far tier.
+        far_options: How what a URL names is reached: `endpoint`, `region`, `ca_file`,
+            `path_style`, `storage_class`, `encryption`, and for a cluster `catalogs`, `replicas`,
+            `protocol`, `devices`, `metadata_server`. Credentials come from the environment.
         far_capacity: Most bytes there of this store, what it wrote before it was opened again
             included; the store's default if not given.
         far_workers: Requests to the far directory at a time, 1 to 64; the store's default if not
