@@ -2,8 +2,8 @@
 //!
 //! 1. Packs are in the cluster; the companion has an empty object of the same name for each, its marker, and everything
 //!    else. The marker is written before the pack, and removed after it.
-//! 2. A listing shows the packs that the cluster has, with their sizes there. Of packs that were published here, what is
-//!    known is not asked again.
+//! 2. A listing shows the packs that the cluster has, with their sizes there. What is known of packs that were
+//!    published here is not asked again.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -121,8 +121,14 @@ impl MooncakeTier {
         };
         place.start(move |permission| {
             let is_late = deadline.is_bounded() && deadline.expired(shared.clock.now());
-            let late = || Err(IoError::Stopped(Stopped::Deadline));
-            work(&shared, if is_late { permission.and(late()) } else { permission });
+            work(
+                &shared,
+                if is_late {
+                    permission.and(Err(IoError::Stopped(Stopped::Deadline)))
+                } else {
+                    permission
+                },
+            );
         });
     }
 

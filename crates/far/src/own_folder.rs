@@ -1,7 +1,7 @@
 //! The folder of this writer: what is in it, and what leaves it.
 //!
-//! 1. All packs of a catalog leave together, the oldest first, and then the catalog: a reader finds all of its packs, but
-//!    for a moment. What could not be removed is tried again, and keeps no other catalog. What is known of a
+//! 1. All packs of a catalog leave together, the oldest first, and then the catalog: a reader finds all of its packs,
+//!    but for a moment. What could not be removed is tried again, and keeps no other catalog. What is known of a
 //!    catalog stays until it is removed.
 //! 2. A pack that could not be written is in no catalog, and leaves without one. The catalog that its number belongs to
 //!    may still be written, for other packs.
@@ -188,8 +188,8 @@ impl OwnFolder {
         Ok(())
     }
 
-    /// Marks the packs of the oldest catalogs to be removed until at most `bound` bytes are left. Returns how many packs
-    /// there were.
+    /// Marks the packs of the oldest catalogs to be removed until at most `bound` bytes are left. Returns how many
+    /// packs there were.
     pub(crate) fn evict(&mut self, bound: u64) -> u64 {
         let mut evicted = 0;
         while self.bytes > bound
@@ -254,8 +254,8 @@ impl OwnFolder {
         let of_gone: BTreeSet<u64> = gone.iter().map(|number| catalog_of(*number)).collect();
         let (there, collected): (BTreeSet<u64>, BTreeSet<u64>) =
             of_gone.into_iter().partition(|catalog| is_there(Object::Catalog(*catalog)));
-        // What a location still has of such a pack leaves, and a catalog with its last pack. Until then its removals are
-        // needed.
+        // What a location still has of such a pack leaves, and a catalog with its last pack. Until then its removals
+        // are needed.
         for number in gone.iter().filter(|number| there.contains(&catalog_of(**number))) {
             self.leaving.named.add(*number, now);
         }

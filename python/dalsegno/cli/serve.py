@@ -54,7 +54,7 @@ _Far = Annotated[
     typer.Option(
         parser=far_place,
         metavar="DIR|URL",
-        help="What the stores of all hosts share: a directory, or s3://, gs://, az://, mooncake://.",
+        help="What the stores of all hosts share: a directory or a URL, s3:, gs:, az:, mooncake:.",
     ),
 ]
 _FarCapacity = Annotated[

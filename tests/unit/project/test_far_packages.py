@@ -17,12 +17,17 @@ def ended(code: int) -> subprocess.CompletedProcess[str]:
 def tool(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The module on a machine that has apt-get and none of the programs; nothing is installed."""
     module = load_tool("far_packages")
-    lacking = {"GlusterFS": ["glusterd"], "CephFS": ["ceph-mon"], "Redis": ["redis-server"]}
+    lacking = {
+        "GlusterFS": ["glusterd"],
+        "CephFS": ["ceph-mon"],
+        "Redis": ["redis-server"],
+        "the libraries of Mooncake": ["ibverbs"],
+    }
     monkeypatch.setattr(module.Debian, "missing_programs", lambda self: lacking[self.title])
     monkeypatch.setattr(module.os, "geteuid", lambda: 0)
     monkeypatch.setattr(module.shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(module, "apt", lambda *words: "no network")
-    monkeypatch.setattr(module, "build_versitygw", lambda: module.say("versitygw is there"))
+    monkeypatch.setattr(module, "programs_of", lambda _, title, __: module.say(f"{title} is there"))
     monkeypatch.setattr(module.subprocess, "run", lambda *_, **__: ended(1))
     return module
 
@@ -34,7 +39,9 @@ def test_what_cannot_be_installed_is_reported_and_no_failure(
     shown = capsys.readouterr().out
     assert "SKIPPED GlusterFS: glusterd missing, and no network" in shown
     assert "SKIPPED SeaweedFS: its environment could not be built" in shown
-    assert not any(name in shown for name in ("CephFS", "Redis", "JuiceFS")), "CI needs none"
+    assert not any(name in shown for name in ("CephFS", "Redis", "JuiceFS", "minio", "Mooncake")), (
+        "CI needs none"
+    )
 
 
 def test_all_file_systems_are_installed_on_request(
@@ -42,8 +49,10 @@ def test_all_file_systems_are_installed_on_request(
 ) -> None:
     assert tool.main(["--all"]) == 0
     shown = capsys.readouterr().out
-    for name in ("GlusterFS", "CephFS", "Redis", "SeaweedFS", "JuiceFS"):
+    for name in ("GlusterFS", "CephFS", "Redis", "SeaweedFS", "JuiceFS and moto", "Mooncake"):
         assert f"SKIPPED {name}: " in shown
+    for name in ("versitygw", "minio", "fake-gcs-server", "azurite-blob", "s3proxy.classpath"):
+        assert f"{name} is there" in shown
 
 
 @pytest.mark.parametrize(

@@ -36,8 +36,10 @@ impl Args {
         };
         let number = |name: &str| text(name).parse().unwrap_or_else(|_| panic!("{name}NUMBER"));
         let url = text("--dir=");
-        let (bucket, prefix) =
-            url.strip_prefix("s3://").and_then(|rest| rest.split_once('/')).expect("--dir=s3://BUCKET/PREFIX");
+        let (bucket, prefix) = url
+            .strip_prefix("s3://")
+            .and_then(|rest| rest.split_once('/'))
+            .expect("--dir=s3://BUCKET/PREFIX");
         Self {
             mode: text("--mode="),
             bucket: bucket.to_owned(),
@@ -70,7 +72,12 @@ impl Next {
     }
 }
 
-async fn write(args: &Args, store: &dyn ObjectStore, next: &Next, body: &Bytes) -> Result<(), Failure> {
+async fn write(
+    args: &Args,
+    store: &dyn ObjectStore,
+    next: &Next,
+    body: &Bytes,
+) -> Result<(), Failure> {
     while let Some(number) = next.take() {
         store.put(&args.path(number), PutPayload::from(body.clone())).await?;
     }
@@ -131,8 +138,11 @@ fn main() -> Result<(), Failure> {
         "remove" => return runtime.block_on(remove(&args, &*store)),
         other => panic!("--mode={other}: expected write, read or remove"),
     };
-    let requests =
-        if is_write { args.files } else { args.files * args.file_bytes.div_ceil(args.request_bytes) };
+    let requests = if is_write {
+        args.files
+    } else {
+        args.files * args.file_bytes.div_ceil(args.request_bytes)
+    };
     let next = Rc::new(Next { next: Cell::new(0), end: requests });
     let body: Bytes = (0..args.file_bytes).map(|at| (at * 31) as u8).collect::<Vec<u8>>().into();
     let tasks = tokio::task::LocalSet::new();
@@ -144,7 +154,11 @@ fn main() -> Result<(), Failure> {
                 let body = body.clone();
                 tokio::task::spawn_local(async move {
                     let work = async {
-                        if is_write { write(&args, &*store, &next, &body).await } else { read(&args, &*store, &next).await }
+                        if is_write {
+                            write(&args, &*store, &next, &body).await
+                        } else {
+                            read(&args, &*store, &next).await
+                        }
                     };
                     work.await.map_err(|error| error.to_string())
                 })
@@ -158,6 +172,9 @@ fn main() -> Result<(), Failure> {
     done?;
     let (seconds, cpu) = (start.elapsed().as_secs_f64(), cpu_s() - cpu);
     let bytes = args.files * args.file_bytes;
-    println!("{}", serde_json::json!({ "bytes": bytes, "s": seconds, "cpu_s": cpu, "requests": requests }));
+    println!(
+        "{}",
+        serde_json::json!({ "bytes": bytes, "s": seconds, "cpu_s": cpu, "requests": requests })
+    );
     Ok(())
 }

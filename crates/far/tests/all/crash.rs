@@ -32,6 +32,18 @@ enum First {
     Together,
 }
 
+/// Publishes three packs with one catalog.
+fn publish_together(host: &mut Host, expected: &mut Expected) {
+    let begun = [10, 20, 30].into_iter().filter(|first| host.begin(*first)).count();
+    host.complete();
+    // All of them, or none.
+    let packs = host.publisher.stats().packs;
+    assert!(packs == 0 || packs == 3 && begun == 3, "{packs} of {begun}");
+    if packs == 3 {
+        expected.present.extend([10, 11, 20, 21, 30, 31]);
+    }
+}
+
 /// Runs a history in which host A stops after so many changes of the location. `false` if it never stopped.
 fn history(new: NewLocation, changes: u64, mode: StopMode, how: First) -> bool {
     let clock: Arc<dyn Clock> = Arc::new(ManualClock::default());
@@ -51,18 +63,11 @@ fn history(new: NewLocation, changes: u64, mode: StopMode, how: First) -> bool {
     };
     match how {
         First::Apart => {
-            [10, 20, 30].into_iter().for_each(|first| publish(&mut a, first, &mut expected));
-        }
-        First::Together => {
-            let begun = [10, 20, 30].into_iter().filter(|first| a.begin(*first)).count();
-            a.complete();
-            // One catalog: all of them, or none.
-            let packs = a.publisher.stats().packs;
-            assert!(packs == 0 || packs == 3 && begun == 3, "{packs} of {begun}");
-            if packs == 3 {
-                expected.present.extend([10, 11, 20, 21, 30, 31]);
+            for first in [10, 20, 30] {
+                publish(&mut a, first, &mut expected);
             }
         }
+        First::Together => publish_together(&mut a, &mut expected),
     }
     drop(b.poll());
     publish(&mut b, 40, &mut expected);

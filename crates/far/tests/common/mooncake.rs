@@ -109,7 +109,9 @@ impl Bridge {
         let (_, stdin, stdout) = &mut *process;
         let ended = |error: std::io::Error| ClientError::NoClient(error.to_string());
         let mut line = format!("{request}\n").into_bytes();
-        bytes.iter().for_each(|piece| line.extend_from_slice(piece.as_slice()));
+        for piece in bytes {
+            line.extend_from_slice(piece.as_slice());
+        }
         stdin.write_all(&line).and_then(|()| stdin.flush()).map_err(ended)?;
         let mut text = String::new();
         stdout.read_line(&mut text).map_err(ended)?;
