@@ -47,7 +47,10 @@ class Front(BaseHTTPRequestHandler):
     def _ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, dict[str, str], bytes]:
         connection = http.client.HTTPConnection(*self.server_at, timeout=60)
         try:
-            kept = {name: value for name, value in self.headers.items() if name != "Content-Length"}
+            of_body = ("content-length", "transfer-encoding", "expect")
+            kept = {
+                name: value for name, value in self.headers.items() if name.lower() not in of_body
+            }
             connection.request(method, path, body=body, headers=kept)
             answer = connection.getresponse()
             said = answer.read()
