@@ -24,6 +24,7 @@ class Front(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     # Set before it serves: host and port of the server.
     server_at: tuple[str, int]
+    public_host: str
     # One creation at a time, so that a second one sees the first.
     creating = threading.Lock()
 
@@ -47,10 +48,12 @@ class Front(BaseHTTPRequestHandler):
     def _ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, dict[str, str], bytes]:
         connection = http.client.HTTPConnection(*self.server_at, timeout=60)
         try:
-            of_body = ("content-length", "transfer-encoding", "expect")
+            of_ours = ("content-length", "transfer-encoding", "expect", "host")
             kept = {
-                name: value for name, value in self.headers.items() if name.lower() not in of_body
+                name: value for name, value in self.headers.items() if name.lower() not in of_ours
             }
+            # The server looks at it to know a bucket.
+            kept["Host"] = self.public_host
             connection.request(method, path, body=body, headers=kept)
             answer = connection.getresponse()
             said = answer.read()
@@ -79,7 +82,7 @@ class Front(BaseHTTPRequestHandler):
 def main() -> None:
     """Serves until it is killed."""
     address, port, server_port = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    Front.server_at = (address, server_port)
+    Front.server_at, Front.public_host = (address, server_port), f"{address}:{port}"
     ThreadingHTTPServer((address, port), Front).serve_forever()
 
 
