@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from dalsegno.cli import show
 from dalsegno.cli.options import AsJson
 from dalsegno.paths import local_path
-from dalsegno_bench.faultbench import nodes, stores, suite
+from dalsegno_bench.faultbench import stores, suite
 from dalsegno_bench.faultbench.cell import Outcome, Probe
 from dalsegno_bench.faultbench.nodes import NodeProbe
 
@@ -21,7 +21,6 @@ NOT_CLEAN, UNKNOWN, TERMINATED = 1, 2, 143
 Named = Probe | NodeProbe
 # Runs probes on stores with a seed.
 Columns = Callable[[Sequence[stores.Placed], int, suite.Report], list[suite.Column]]
-Run = Callable[[Sequence[str]], tuple[Sequence[Named], Columns]]
 COUNTS = ("wrong", "lost", "hung", "leaked")
 
 Names = Annotated[
@@ -58,6 +57,9 @@ def faultbench(  # noqa: PLR0913 - the options of the command
         bool,
         typer.Option("--nodes", help="Two nodes that share a GlusterFS, started here as root."),
     ] = False,
+    bucket: Annotated[
+        bool, typer.Option("--bucket", help="With --nodes: they share a bucket of an S3 server.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Inject the same faults into every store, and count what fails.
@@ -77,7 +79,8 @@ def faultbench(  # noqa: PLR0913 - the options of the command
     a small file system, which only root can mount; else that probe is skipped.
 
     With --nodes, other probes run on stores whose nodes share files: one node puts, the other one
-    gets, while shared files are damaged, a node is killed, or the file system stops.
+    gets, while shared files are damaged, a node is killed, or the file system stops. With --bucket
+    they share a bucket.
 
     Example:
       dalsegno faultbench --store dalsegno
@@ -87,18 +90,20 @@ def faultbench(  # noqa: PLR0913 - the options of the command
     Exit codes: 0 our own stores are clean, 1 they are not, 2 no such store or probe. Failures of
     other stores are reported and do not change it.
     """
-    run: Run = _of_nodes if two_nodes else _of_stores
+    shared: stores.Shared | None = None
+    if two_nodes or bucket:
+        shared = "bucket" if bucket else "files"
     try:
-        probes, columns = run(probe or ())
+        probes, columns = _of_stores(probe or ()) if shared is None else _of_nodes(probe, shared)
         pythons = [str(local_path(one)) for one in python or ()]
-        placed = suite.plan(store or (), pythons, of_nodes=two_nodes)
+        placed = suite.plan(store or (), pythons, shared=shared)
     except ValueError as error:
         print(f"dalsegno: {error}", file=sys.stderr)
         raise typer.Exit(UNKNOWN) from None
     if listing:
         _list(placed, probes)
         return
-    lacking = suite.missing_for_nodes() if two_nodes else None
+    lacking = suite.missing_for_nodes(shared) if shared else None
     if lacking is not None:
         print(f"dalsegno: {lacking}", file=sys.stderr)
         raise typer.Exit(UNKNOWN)
@@ -106,7 +111,7 @@ def faultbench(  # noqa: PLR0913 - the options of the command
     if as_json:
         show.as_json({column.name: column.as_json() for column in made})
     else:
-        _print(made, probes, seed, of_nodes=two_nodes)
+        _print(made, probes, seed, shared=shared)
     if suite.failed(made):
         raise typer.Exit(NOT_CLEAN)
 
@@ -119,11 +124,14 @@ def _of_stores(names: Sequence[str]) -> tuple[Sequence[Named], Columns]:
     )
 
 
-def _of_nodes(names: Sequence[str]) -> tuple[Sequence[Named], Columns]:
+def _of_nodes(
+    names: Sequence[str] | None, shared: stores.Shared
+) -> tuple[Sequence[Named], Columns]:
     """The same of two nodes."""
-    probes = [suite.node_probe_named(name) for name in names] or list(nodes.PROBES)
+    probes = [suite.node_probe_named(name, shared) for name in names or ()]
+    probes = probes or list(suite.node_probes(shared))
     return probes, lambda placed, seed, report: suite.node_columns(
-        placed, probes, seed=seed, report=report
+        placed, probes, shared=shared, seed=seed, report=report
     )
 
 
@@ -163,7 +171,11 @@ def cell_text(outcome: Outcome) -> str:
 
 
 def _print(
-    made: Sequence[suite.Column], probes: Sequence[Named], seed: int, *, of_nodes: bool
+    made: Sequence[suite.Column],
+    probes: Sequence[Named],
+    seed: int,
+    *,
+    shared: stores.Shared | None,
 ) -> None:
     ran = [column for column in made if not column.absent]
     if ran:
@@ -180,7 +192,7 @@ def _print(
         if column.absent:
             print(f"  {column.name}: absent: {column.absent}")
     _costs(ran)
-    _details(ran, probes, lambda column, name: suite.command(column, name, seed, of_nodes=of_nodes))
+    _details(ran, probes, lambda column, name: suite.command(column, name, seed, shared=shared))
 
 
 def _costs(ran: Sequence[suite.Column]) -> None:

@@ -1,8 +1,9 @@
-"""Probes of two nodes that share a file system: one puts, the other one gets.
+"""Probes of two nodes that share a file system or a bucket: one puts, the other one gets.
 
 Each store of a file system of its own: GlusterFS with two bricks and two mounts, A and B. The store
 is opened at A and at B, in a process each, while the probe damages the files of the shared folder,
-kills a node, or stops the servers. A get must bring the right bytes or a miss, and end in time.
+kills a node, or stops the servers. A get must bring the right bytes or a miss, and end in time. The
+objects of a bucket are files of its server, versitygw.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from dalsegno_bench.faultbench.remote import FailedError, Origin
 from dalsegno_bench.shared_fs.mounts import SharedFs
 from dalsegno_bench.shared_fs.processes import until
 
-__all__ = ["PROBES", "NodeProbe", "Nodes", "run"]
+__all__ = ["PROBES", "PROBES_OF_BUCKETS", "NodeProbe", "Nodes", "run"]
 
 BLOCKS, READ_BEFORE, VICTIMS = 96, 24, 6
 KILLS, KILL_AFTER_S = 4, 0.3
@@ -211,6 +212,10 @@ PROBES: tuple[NodeProbe, ...] = (
     NodeProbe("stopped", "the servers stop for a while", _stop),
     NodeProbe("mount-gone", "the mount of the node that gets fails", _lose_mount),
 )
+
+
+# A bucket is not mounted.
+PROBES_OF_BUCKETS = PROBES[:-1]
 
 
 def run(probe: NodeProbe, origin: Origin, fs: SharedFs, seed: int) -> Outcome:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 import dalsegno
 from dalsegno_bench.faultbench.adapter import Adapter
 
-__all__ = ["InFiles", "InMemory", "Node", "Served"]
+__all__ = ["BucketNode", "InFiles", "InMemory", "Node", "Served"]
 
 Index = Literal["memory", "lsm"]
 
@@ -141,8 +141,12 @@ class Node(InMemory):
 
     def _open(self, path: Path, capacity_bytes: int) -> dalsegno.Store:
         self._published = 0
-        far = {"far": str(path.parent), "far_flush_s": 0.2}
+        far = {"far": self._place(path.parent), "far_flush_s": 0.2}
         return dalsegno.open(tempfile.mkdtemp(), capacity=capacity_bytes, dram=0, **far)
+
+    def _place(self, shared: Path) -> str:
+        """The far location, by the shared folder."""
+        return str(shared)
 
     def put(self, keys: Sequence[bytes], blocks: Sequence[bytes]) -> list[bool]:
         """See :class:`Adapter`; waits until the blocks are published."""
@@ -166,6 +170,19 @@ class Node(InMemory):
         far = self._store.stats()["far"]
         assert far is not None
         return far["published"]["blocks"]
+
+
+class BucketNode(Node):
+    """The same in a bucket, whose objects are the files of the shared folder.
+
+    The environment has the address of the server and the credentials.
+    """
+
+    settings: ClassVar[str] = "bucket, far_flush_s=0.2, dram=0, an empty local directory"
+
+    def _place(self, shared: Path) -> str:
+        """See :class:`Node`."""
+        return f"s3://{shared.parent.name}/{shared.name}"
 
 
 def _die_with_parent() -> None:

@@ -8,8 +8,9 @@ import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-__all__ = ["OURS", "SHARING", "STORES", "Known", "find", "placed"]
+__all__ = ["OURS", "SHARING", "STORES", "Known", "Shared", "find", "placed"]
 
 # The packages whose versions are asked of an interpreter, by the name they are imported by.
 DISTRIBUTIONS = {
@@ -61,6 +62,7 @@ STORES: dict[str, Known] = {
         Known("dalsegno-lsm", "dalsegno_bench.faultbench.ours:InFiles"),
         Known("dalsegno-served", "dalsegno_bench.faultbench.ours:Served"),
         Known("dalsegno-far", "dalsegno_bench.faultbench.ours:Node"),
+        Known("dalsegno-bucket", "dalsegno_bench.faultbench.ours:BucketNode"),
         Known("file-per-object", "dalsegno_bench.faultbench.files:Files"),
         Known("vllm-fs", "dalsegno_bench.vllm.faults:FileTier", "vllm", "vllm 0.32"),
         Known("sglang-file", "dalsegno_bench.sglang.faults:Files", "sglang", "sglang 0.5.23"),
@@ -80,10 +82,16 @@ STORES: dict[str, Known] = {
         ),
     )
 }
-# Stores whose nodes share files; the first one needs a shared folder in any case.
-SHARING = ("dalsegno-far", "vllm-fs", "lmcache-fs-native")
+# What two nodes share.
+Shared = Literal["files", "bucket"]
+# Stores whose nodes share something, and those among them that are for two nodes only.
+SHARING: dict[Shared, tuple[str, ...]] = {
+    "files": ("dalsegno-far", "vllm-fs", "lmcache-fs-native"),
+    "bucket": ("dalsegno-bucket",),
+}
+FOR_TWO = ("dalsegno-far", "dalsegno-bucket")
 # Whose failures are our failures.
-OURS = ("dalsegno", "dalsegno-lsm", "dalsegno-served", "dalsegno-far")
+OURS = ("dalsegno", "dalsegno-lsm", "dalsegno-served", *FOR_TWO)
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +16,7 @@ from typing import Any, TypeVar
 from dalsegno_bench.faultbench import damaging, filling, living, nodes, stores
 from dalsegno_bench.faultbench.cell import Outcome, Probe, run
 from dalsegno_bench.faultbench.remote import AbsentError, Origin
+from dalsegno_bench.object_store import servers
 from dalsegno_bench.shared_fs.kinds import missing, started
 from dalsegno_bench.shared_fs.mounts import SharedFs
 
@@ -27,13 +30,14 @@ __all__ = [
     "missing_for_nodes",
     "node_columns",
     "node_probe_named",
+    "node_probes",
     "plan",
     "probe_named",
 ]
 
-# In the order of the table.
 # The file system that two nodes share.
 KIND = "gluster_default"
+# In the order of the table.
 PROBES: tuple[Probe, ...] = (*living.PROBES, *damaging.PROBES, *filling.PROBES)
 
 # Called before each cell with its name.
@@ -77,9 +81,14 @@ def probe_named(name: str) -> Probe:
     return _named(PROBES, name)
 
 
-def node_probe_named(name: str) -> nodes.NodeProbe:
+def node_probes(shared: stores.Shared) -> tuple[nodes.NodeProbe, ...]:
+    """Returns the probes of two nodes, by what they share."""
+    return nodes.PROBES if shared == "files" else nodes.PROBES_OF_BUCKETS
+
+
+def node_probe_named(name: str, shared: stores.Shared) -> nodes.NodeProbe:
     """Returns a probe of two nodes; raises as :func:`probe_named`."""
-    return _named(nodes.PROBES, name)
+    return _named(node_probes(shared), name)
 
 
 AnyProbe = TypeVar("AnyProbe", Probe, nodes.NodeProbe)
@@ -93,36 +102,56 @@ def _named(known: Sequence[AnyProbe], name: str) -> AnyProbe:
 
 
 def plan(
-    names: Sequence[str], pythons: Sequence[str], *, of_nodes: bool = False
+    names: Sequence[str], pythons: Sequence[str], *, shared: stores.Shared | None = None
 ) -> list[stores.Placed]:
     """Finds the stores of these names, all if there is none, and what runs each.
 
     Raises:
         ValueError: There is no such store or interpreter, or its nodes do not share files.
     """
-    fitting = [name for name in stores.STORES if of_nodes == (name in stores.SHARING)]
-    if not of_nodes:
-        fitting = [name for name in stores.STORES if name != "dalsegno-far"]
+    fitting = [name for name in stores.STORES if name not in stores.FOR_TWO]
+    if shared is not None:
+        fitting = list(stores.SHARING[shared])
     for name in names:
         if name in stores.STORES and name not in fitting:
-            flag = "without --nodes" if of_nodes else "with --nodes"
-            raise ValueError(f"{name} runs {flag} only; there are {', '.join(fitting)}")
+            flags = {None: "without", "files": "with", "bucket": "with"}[shared]
+            raise ValueError(
+                f"{name} does not run {flags} --nodes in this way; there are {', '.join(fitting)}"
+            )
     return stores.placed([stores.find(name) for name in names or fitting], pythons)
 
 
-def missing_for_nodes() -> str | None:
+def missing_for_nodes(shared: stores.Shared) -> str | None:
     """Says what is missing to run the probes of two nodes here; ``None`` if nothing is."""
-    return missing(KIND)
+    return missing(KIND) if shared == "files" else servers.missing("versitygw")
+
+
+@contextmanager
+def _shared_by_nodes(shared: stores.Shared) -> Iterator[SharedFs]:
+    """Starts what two nodes share. The environment has the way to a bucket meanwhile."""
+    if shared == "files":
+        with started(KIND) as fs:
+            yield fs
+        return
+    before = dict(os.environ)
+    with servers.bucket_as_files() as (bucket, fs):
+        os.environ.update(bucket.environment())
+        try:
+            yield fs
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
 
 
 def node_columns(
     placed: Sequence[stores.Placed],
     probes: Sequence[nodes.NodeProbe],
     *,
+    shared: stores.Shared,
     seed: int,
     report: Report,
 ) -> list[Column]:
-    """Runs the probes of two nodes, each store on a file system of its own; as :func:`columns`."""
+    """Runs the probes of two nodes, each store with servers of its own; as :func:`columns`."""
     made = [Column(one, absent=one.absent) for one in placed]
     for column in made:
         if column.absent:
@@ -131,7 +160,7 @@ def node_columns(
             tempfile.TemporaryDirectory(
                 prefix="dalsegno-faultbench-", ignore_cleanup_errors=True
             ) as inside,
-            started(KIND) as fs,
+            _shared_by_nodes(shared) as fs,
         ):
             _run_nodes(column, probes, (fs, seed), Path(inside), report)
     return made
@@ -212,12 +241,14 @@ def _run_column(
         origin.close()
 
 
-def command(column: Column, probe: str, seed: int, *, of_nodes: bool = False) -> str:
+def command(column: Column, probe: str, seed: int, *, shared: stores.Shared | None = None) -> str:
     """Returns the one command that shows an outcome again."""
     words = ["dalsegno", "faultbench", "--store", column.name, "--probe", probe]
     words += ["--seed", str(seed)]
-    if of_nodes:
+    if shared is not None:
         words.append("--nodes")
+    if shared == "bucket":
+        words.append("--bucket")
     if column.placed.python != sys.executable:
         words += ["--python", column.placed.python]
     return shlex.join(words)

@@ -18,8 +18,17 @@ from dalsegno_bench.object_store.bucket import SERVER_PORT, Bucket, accepts
 from dalsegno_bench.shared_fs import seaweed
 from dalsegno_bench.shared_fs.cluster import Cluster, ClusterError, opened
 from dalsegno_bench.shared_fs.installed import find_program
+from dalsegno_bench.shared_fs.mounts import SharedFs
 
-__all__ = ["MORE_SERVERS", "SERVERS", "Bucket", "missing", "running", "seaweed_s3"]
+__all__ = [
+    "MORE_SERVERS",
+    "SERVERS",
+    "Bucket",
+    "bucket_as_files",
+    "missing",
+    "running",
+    "seaweed_s3",
+]
 
 INSTALL, INSTALL_MORE = "make far-packages", "make test-far-all"
 
@@ -108,3 +117,22 @@ def running(server: str) -> Iterator[Bucket]:
         raise ClusterError(missing(server))
     with opened("s3" if server == "seaweed" else server) as cluster:
         yield kind.start(cluster, program)
+
+
+@contextmanager
+def bucket_as_files() -> Iterator[tuple[Bucket, SharedFs]]:
+    """Starts versitygw, whose objects are files.
+
+    Yields:
+        An empty bucket, and its folder as a file system of two nodes, whose clients are the server.
+
+    Raises:
+        ClusterError: It does not start.
+    """
+    program = versitygw()
+    if program is None:
+        raise ClusterError(missing("versitygw"))
+    with opened("versitygw") as cluster:
+        bucket = _versitygw(cluster, program)
+        folder, (server,) = cluster.path("storage") / bucket.name, bucket.servers
+        yield bucket, SharedFs("bucket", folder, folder, bucket.servers, (server, server), cluster)

@@ -135,8 +135,8 @@ def test_regression_a_tilde_is_the_home_directory_in_options(
     assert f"{home}/missing.txt cannot be read" in missing.err
     seen: list[str] = []
 
-    def plan(_: object, pythons: list[str], *, of_nodes: bool) -> list[object]:
-        assert not of_nodes
+    def plan(_: object, pythons: list[str], *, shared: object) -> list[object]:
+        assert shared is None
         seen.extend(pythons)
         return []
 
