@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import ctypes.util
 import os
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from dalsegno_bench.object_store.bucket import accepts
 from dalsegno_bench.shared_fs.cluster import ClusterError, opened
 from dalsegno_bench.shared_fs.installed import find_program
 from dalsegno_bench.shared_fs.processes import Server
@@ -94,7 +94,7 @@ def running(nodes: int = 2, *, node_bytes: int = NODE_BYTES) -> Iterator[Mooncak
         listens = f"MC_TCP_BIND_ADDRESS={cluster.address}"
         where = f"{cluster.address}:{MASTER_PORT}"
         master = cluster.start("master", "env", listens, program, *master_options(cluster.address))
-        cluster.wait("the master listens", lambda: _accepts(cluster.address))
+        cluster.wait("the master listens", lambda: accepts(cluster.address, MASTER_PORT))
         started = []
         for number in range(nodes):
             name, at = f"node-{number}", f"{cluster.address}:{NODE_PORT + number}"
@@ -121,12 +121,6 @@ def master_options(address: str) -> tuple[str, ...]:
         f"--metrics_port={METRICS_PORT}",
         "--client_ttl=10",
     )
-
-
-def _accepts(address: str) -> bool:
-    with socket.socket() as probe:
-        probe.settimeout(1)
-        return probe.connect_ex((address, MASTER_PORT)) == 0
 
 
 def _is_ready(log: Path) -> bool:

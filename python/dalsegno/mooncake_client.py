@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from dalsegno._native import UnavailableError
@@ -83,7 +84,7 @@ class MooncakeClient:
 
     def put(self, key: str, pieces: Sequence[tuple[int, int]]) -> int:
         """Stores pieces of memory, each an address and a size in bytes, as one object."""
-        with _Registered(self._store, pieces) as code:
+        with _registered(self._store, pieces) as code:
             if code:
                 return code
             addresses, sizes = _split(pieces)
@@ -94,7 +95,7 @@ class MooncakeClient:
 
     def get(self, key: str, offset: int, pieces: Sequence[tuple[int, int]]) -> int:
         """Fills pieces of memory, in order, with the bytes of an object from an offset on."""
-        with _Registered(self._store, pieces) as code:
+        with _registered(self._store, pieces) as code:
             if code:
                 return code
             addresses, sizes = _split(pieces)
@@ -138,25 +139,17 @@ class MooncakeClient:
         self._store.close()
 
 
-class _Registered:
+@contextmanager
+def _registered(store: Any, pieces: Sequence[tuple[int, int]]) -> Iterator[int]:
     """Registers pieces of memory while it is entered; gives 0 or a code."""
-
-    def __init__(self, store: Any, pieces: Sequence[tuple[int, int]]) -> None:
-        self._store = store
-        self._pieces = pieces
-        self._done = 0
-
-    def __enter__(self) -> int:
-        for address, size in self._pieces:
-            code = int(self._store.register_buffer(address, size))
+    with ExitStack() as registered:
+        code = 0
+        for address, size in pieces:
+            code = int(store.register_buffer(address, size))
             if code:
-                return code
-            self._done += 1
-        return 0
-
-    def __exit__(self, *_: object) -> None:
-        for address, _size in self._pieces[: self._done]:
-            self._store.unregister_buffer(address)
+                break
+            registered.callback(store.unregister_buffer, address)
+        yield code
 
 
 def _split(pieces: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:

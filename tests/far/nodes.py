@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+from tests.checkout import ROOT
 
 import dalsegno
 
@@ -48,3 +54,35 @@ class Node:
 
     def finds(self, hashes: list[bytes]) -> bool:
         return self.namespace.probe(hashes) == len(hashes)
+
+
+@contextmanager
+def pair(folder: Path, far: str, **settings: object) -> Iterator[tuple[Node, Node]]:
+    """Two nodes with empty local disks that share a far location."""
+    with ExitStack() as opened:
+        made = []
+        for name in ("a", "b"):
+            made.append(Node(folder / name, far, **settings))
+            opened.callback(made[-1].store.close)
+        yield made[0], made[1]
+
+
+def check_conformance(where: Mapping[str, str], *tests: str) -> None:
+    """Runs the suite of all tiers on a location.
+
+    Args:
+        where: Variables by which the suite finds it.
+        tests: Which tests of the suite; all if not given.
+    """
+    # As in the Makefile: other packages have other features, and would be compiled again.
+    command = ["cargo", "test", "--quiet", "--workspace", "--locked", "--test", "all", "--"]
+    ran = subprocess.run(
+        [*command, *(tests or ["conformance::"])],
+        cwd=ROOT,
+        env={**os.environ, **where},
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]

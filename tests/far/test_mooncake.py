@@ -10,13 +10,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.checkout import ROOT
-from tests.far.nodes import COUNT, Node, chain
+from tests.far.nodes import COUNT, Node, chain, check_conformance, pair
 from tests.skipping import skip_if_missing
 
 import dalsegno
@@ -39,15 +39,11 @@ def mooncake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Mooncake]:
         yield cluster
 
 
-@contextmanager
-def nodes(cluster: Mooncake, folder: Path, **settings: object) -> Iterator[list[Node]]:
+def nodes(
+    cluster: Mooncake, folder: Path, **settings: object
+) -> AbstractContextManager[tuple[Node, Node]]:
     """Two hosts with empty local disks."""
-    with ExitStack() as opened:
-        pair = []
-        for name in ("a", "b"):
-            pair.append(Node(folder / name, cluster.url("kv"), **reached(cluster), **settings))
-            opened.callback(pair[-1].store.close)
-        yield pair
+    return pair(folder, cluster.url("kv"), **reached(cluster), **settings)
 
 
 def reached(cluster: Mooncake) -> dict[str, Any]:
@@ -62,17 +58,7 @@ def share(a: Node, b: Node, hashes: list[bytes]) -> None:
 
 def test_a_cluster_does_what_every_tier_must(mooncake: Mooncake) -> None:
     client = f"{sys.executable} {BRIDGE} {mooncake.address}:{MASTER_PORT}"
-    command = ["cargo", "test", "--quiet", "--workspace", "--locked", "--test", "all"]
-    ran = subprocess.run(
-        [*command, "--", "conformance::"],
-        cwd=ROOT,
-        env={**os.environ, "DALSEGNO_FAR_MOONCAKE": client},
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+    check_conformance({"DALSEGNO_FAR_MOONCAKE": client})
 
 
 def test_what_one_host_stored_another_one_loads(mooncake: Mooncake, tmp_path: Path) -> None:

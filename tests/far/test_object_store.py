@@ -8,13 +8,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.dose import dose
-from tests.far.nodes import COUNT, Node, chain
+from tests.far.nodes import COUNT, Node, chain, check_conformance, pair
 from tests.skipping import skip_if_missing
 
 from dalsegno_bench.object_store.faults import FaultProxy
@@ -49,31 +49,15 @@ def credentials(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-@contextmanager
-def nodes(bucket: Bucket, folder: Path, name: str, **settings: object) -> Iterator[list[Node]]:
-    """Two nodes with empty local disks, and a prefix of their own."""
-    with ExitStack() as opened:
-        pair = []
-        for node in ("a", "b"):
-            options = bucket.far_options()
-            pair.append(Node(folder / node, bucket.url(name), far_options=options, **settings))
-            opened.callback(pair[-1].store.close)
-        yield pair
+def nodes(
+    bucket: Bucket, folder: Path, name: str, **settings: object
+) -> AbstractContextManager[tuple[Node, Node]]:
+    """Two nodes with a prefix of their own."""
+    return pair(folder, bucket.url(name), far_options=bucket.far_options(), **settings)
 
 
 def test_a_bucket_does_what_every_tier_must(bucket: Bucket) -> None:
-    command = ["cargo", "test", "--quiet", "--workspace", "--locked", "--test", "all"]
-    command += ["--", "conformance::"]
-    ran = subprocess.run(
-        command,
-        cwd=ROOT,
-        env={**os.environ, **bucket.environment(), "DALSEGNO_FAR_URLS": bucket.url("tests")},
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+    check_conformance({**bucket.environment(), "DALSEGNO_FAR_URLS": bucket.url("tests")})
 
 
 @pytest.mark.usefixtures("credentials")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -11,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from tests.far.nodes import COUNT, Node, chain
+from tests.far.nodes import COUNT, Node, chain, check_conformance
 from tests.far.shared_fs import mounted
 
 from dalsegno_bench.shared_fs.kinds import KINDS, MORE_KINDS
@@ -72,20 +71,7 @@ def test_what_one_node_stored_another_one_loads(fs: SharedFs, tmp_path: Path) ->
 
 
 def test_every_tier_does_what_the_store_needs(fs: SharedFs) -> None:
-    root = Path(__file__).parents[2]
-    # As in the Makefile: other packages have other features, and would be compiled again.
-    command = ["cargo", "test", "--quiet", "--workspace", "--locked", "--test", "all"]
-    command += ["--", "conformance::", "collectable::"]
-    ran = subprocess.run(
-        command,
-        cwd=root,
-        env={**os.environ, **mounts_env([fs.pair])},
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+    check_conformance(mounts_env([fs.pair]), "conformance::", "collectable::")
 
 
 @pytest.mark.parametrize("kind", ["gluster_default", *MORE_KINDS])

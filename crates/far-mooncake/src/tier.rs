@@ -9,13 +9,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{Clock, Deadline, Nanos, Stopped};
+use dalsegno_core::{Clock, Deadline, Nanos};
 use dalsegno_far::{
-    Ask, FileNames, Listed, Object, ObjectName, Tier, TierFacts, TierState, WriterId, wait_for,
+    Ask, FileNames, Listed, Object, ObjectName, Tier, TierFacts, TierLanes, TierState, WriterId,
+    wait_for,
 };
-use dalsegno_io::{
-    Executor, FileId, Geometry, IoError, JobLane, Memory, Operation, Request, Source, Space,
-};
+use dalsegno_io::{FileId, Geometry, IoError, Memory, Operation, Request, Source, Space};
 use parking_lot::Mutex;
 
 use crate::client::{Client, Connect};
@@ -29,8 +28,6 @@ const QUEUE: usize = 1024;
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 /// How long a call waits until another one has connected the client.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
-/// How long dropping the tier waits for calls in progress.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often some packs are looked at, whether the cluster lost them.
 const LOOK_AFTER: Duration = Duration::from_secs(30);
 /// Objects that one question asks for.
@@ -43,10 +40,7 @@ pub struct MooncakeTier {
     shared: Arc<Shared>,
     files: FileNames,
     workers: u32,
-    /// Reads of parts of packs.
-    reads: JobLane,
-    /// Everything else that asks the cluster.
-    others: JobLane,
+    lanes: TierLanes,
 }
 
 /// What the threads of a tier use.
@@ -83,13 +77,7 @@ impl MooncakeTier {
         workers: u32,
         clock: &Arc<dyn Clock>,
     ) -> Result<Self, IoError> {
-        let lane = || {
-            JobLane::start("dalsegno-far", Executor::Threads, workers, QUEUE).map_err(|source| {
-                let file = "a thread for far locations".to_owned();
-                IoError::Os { operation: "start", file, source }
-            })
-        };
-        let (reads, others) = (lane()?, lane()?);
+        let lanes = TierLanes::start(workers, QUEUE, Arc::clone(clock))?;
         let shared = Arc::new(Shared {
             client: LateClient::new(location.clone(), connect, Arc::clone(clock)),
             companion,
@@ -98,38 +86,11 @@ impl MooncakeTier {
             clock: Arc::clone(clock),
             look: Mutex::new(clock.now().after(LOOK_AFTER)),
         });
-        let tier = Self { shared, files: FileNames::default(), workers, reads, others };
+        let tier = Self { shared, files: FileNames::default(), workers, lanes };
         // So that it is connected when somebody reads. A failure is logged, and the next call tries again.
-        tier.queue(&tier.others, Deadline::Never, |shared, _| {
-            drop(shared.client.get(Duration::ZERO));
-        });
+        let shared = Arc::clone(&tier.shared);
+        tier.lanes.spawn(move |_| drop(shared.client.get(Duration::ZERO)));
         Ok(tier)
-    }
-
-    /// Queues a call; never waits. `work` is called exactly once: with permission, or with the reason why it may not
-    /// run.
-    fn queue(
-        &self,
-        lane: &JobLane,
-        deadline: Deadline,
-        work: impl FnOnce(&Shared, Result<(), IoError>) + Send + 'static,
-    ) {
-        let shared = Arc::clone(&self.shared);
-        let place = match lane.keep_place(Some(Duration::ZERO)) {
-            Ok(place) => place,
-            Err(refused) => return work(&shared, Err(refused)),
-        };
-        place.start(move |permission| {
-            let is_late = deadline.is_bounded() && deadline.expired(shared.clock.now());
-            work(
-                &shared,
-                if is_late {
-                    permission.and(Err(IoError::Stopped(Stopped::Deadline)))
-                } else {
-                    permission
-                },
-            );
-        });
     }
 
     /// Runs a call on a thread, and answers it.
@@ -138,21 +99,10 @@ impl MooncakeTier {
         ask: Ask<T>,
         call: impl FnOnce(&Shared, Duration) -> Result<T, IoError> + Send + 'static,
     ) {
-        let deadline = ask.deadline;
-        self.queue(&self.others, deadline, move |shared, permission| {
-            let result = match permission {
-                Ok(()) => {
-                    let left = deadline.remaining(shared.clock.now()).unwrap_or(LONGEST_WAIT);
-                    catch_unwind(AssertUnwindSafe(|| call(shared, left)))
-                        .unwrap_or_else(|_| Err(IoError::panicked("call", "a far location")))
-                }
-                Err(error) => {
-                    // With its memory, which must be free before the reply.
-                    drop(call);
-                    Err(error)
-                }
-            };
-            ask.answer(result);
+        let (shared, deadline) = (Arc::clone(&self.shared), ask.deadline);
+        self.lanes.answer(ask, move || {
+            let left = deadline.remaining(shared.clock.now()).unwrap_or(LONGEST_WAIT);
+            call(&shared, left)
         });
     }
 
@@ -165,24 +115,12 @@ impl MooncakeTier {
         }
         *look = now.after(LOOK_AFTER);
         drop(look);
-        self.queue(&self.others, Deadline::Never, |shared, permission| {
+        let shared = Arc::clone(&self.shared);
+        self.lanes.spawn(move |permission| {
             if permission.is_ok() {
                 shared.look_for_lost();
             }
         });
-    }
-}
-
-impl Drop for MooncakeTier {
-    fn drop(&mut self) {
-        let deadline = Deadline::At(self.shared.clock.now().after(CLOSE_TIMEOUT));
-        let lanes = [&self.reads, &self.others];
-        for lane in lanes {
-            lane.abort();
-        }
-        for lane in lanes {
-            lane.join(deadline.remaining(self.shared.clock.now()).unwrap_or_default());
-        }
     }
 }
 
@@ -287,7 +225,9 @@ impl Shared {
             markers(writer, &listed).filter(|name| known(name) == Known::Unknown).collect();
         let mut asked = self.sizes("list", &unknown)?.into_iter();
         listed.retain_mut(|one| {
-            let Object::Pack(_) = one.object else { return true };
+            if !one.object.is_pack() {
+                return true;
+            }
             let name = writer.object(one.object);
             let bytes = match unknown.binary_search(&name) {
                 Ok(_) => asked.next().flatten(),
@@ -343,8 +283,7 @@ impl Shared {
 
 /// The markers of a sorted listing.
 fn markers(writer: WriterId, listed: &[Listed]) -> impl Iterator<Item = ObjectName> {
-    let is_pack = |one: &&Listed| matches!(one.object, Object::Pack(_));
-    listed.iter().filter(is_pack).map(move |one| writer.object(one.object))
+    listed.iter().filter(|one| one.object.is_pack()).map(move |one| writer.object(one.object))
 }
 
 impl Source for MooncakeTier {
@@ -366,8 +305,8 @@ impl Source for MooncakeTier {
                     continue;
                 }
             };
-            let deadline = request.deadline;
-            self.queue(&self.reads, deadline, move |shared, permission| {
+            let shared = Arc::clone(&self.shared);
+            self.lanes.read(request.deadline, move |permission| {
                 let result = permission.and_then(|()| {
                     let read = AssertUnwindSafe(|| shared.read(name, &mut request));
                     catch_unwind(read)
@@ -406,21 +345,21 @@ impl Tier for MooncakeTier {
     }
 
     fn publish(&self, name: ObjectName, bytes: Vec<Memory>, ask: Ask<()>) {
-        if !matches!(name.object, Object::Pack(_)) {
+        if !name.object.is_pack() {
             return self.shared.companion.publish(name, bytes, ask);
         }
         self.answer(ask, move |shared, left| shared.publish(name, &bytes, left));
     }
 
     fn fetch(&self, name: ObjectName, limit: u64, ask: Ask<Vec<u8>>) {
-        if !matches!(name.object, Object::Pack(_)) {
+        if !name.object.is_pack() {
             return self.shared.companion.fetch(name, limit, ask);
         }
         self.answer(ask, move |shared, _| shared.fetch(name, limit));
     }
 
     fn remove(&self, name: ObjectName, ask: Ask<()>) {
-        if !matches!(name.object, Object::Pack(_)) {
+        if !name.object.is_pack() {
             return self.shared.companion.remove(name, ask);
         }
         self.answer(ask, move |shared, left| shared.remove(name, left));

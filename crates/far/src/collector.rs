@@ -283,9 +283,9 @@ impl DeadFolder {
             writer,
             beat,
             others_of_store: Vec::new(),
-            packs: of(|object| matches!(object, Object::Pack(_))),
+            packs: of(Object::is_pack),
             // In the order of a listing: catalogs, descriptions, beats.
-            others: of(|object| !matches!(object, Object::Pack(_))),
+            others: of(|object| !object.is_pack()),
         }
     }
 }

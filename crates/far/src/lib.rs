@@ -52,6 +52,6 @@ pub use replies::wait_for;
 pub use signs::{DEAD_AFTER, SILENT_AFTER, WATCHED};
 pub use tier::{
     Ask, DirectoryTier, DirectoryTierOptions, FileNames, Listed, LocationError, LocationPath,
-    MemoryLocation, MemoryTier, Reply, RequestCost, SentRequests, StopMode, Tier, TierFacts,
-    TierRequests, TierState,
+    MemoryLocation, MemoryTier, Permission, Reply, RequestCost, SentRequests, StopMode, Tier,
+    TierFacts, TierLanes, TierRequests, TierState,
 };

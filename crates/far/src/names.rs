@@ -86,6 +86,12 @@ impl Object {
     /// Comes after all packs, and before everything else: a listing from it on shows no pack.
     pub const LAST_PACK: Self = Self::Pack(COUNT_LIMIT);
 
+    /// Whether it is a pack.
+    #[must_use]
+    pub fn is_pack(&self) -> bool {
+        matches!(self, Self::Pack(_))
+    }
+
     /// Parses a name in the folder of a writer; `None` if it is not that of an object.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {

@@ -151,7 +151,7 @@ impl OwnFolder {
         tracing::warn!(
             writer = %self.member.writer,
             forgotten,
-            "the far directory is another one; packs that are not in it are forgotten"
+            "the far location lacks packs of this store, or is another one; those that it lacks are forgotten"
         );
         Ok(())
     }

@@ -53,21 +53,33 @@ impl PyClient {
         }
     }
 
+    /// Calls a method.
+    fn call<T>(
+        &self,
+        method: &str,
+        arguments: impl for<'py> pyo3::call::PyCallArgs<'py>,
+    ) -> Result<T, ClientError>
+    where
+        T: for<'py> FromPyObjectOwned<'py>,
+    {
+        let called = Python::try_attach(|py| {
+            let returned = self.0.bind(py).call_method1(method, arguments);
+            let value = returned.and_then(|value| value.extract().map_err(Into::into));
+            value.map_err(|error| raised(py, &error))
+        });
+        called.unwrap_or_else(|| Err(ended()))
+    }
+
     /// Calls a method that returns a code: 0, or a negative one.
-    fn call(
+    fn run(
         &self,
         method: &str,
         arguments: impl for<'py> pyo3::call::PyCallArgs<'py>,
     ) -> Result<(), ClientError> {
-        let called = Python::try_attach(|py| {
-            let code = self.0.bind(py).call_method1(method, arguments);
-            match code.and_then(|code| code.extract::<i64>()) {
-                Ok(0) => Ok(()),
-                Ok(code) => Err(ClientError::Code(code)),
-                Err(error) => Err(raised(py, &error)),
-            }
-        });
-        called.unwrap_or_else(|| Err(ended()))
+        match self.call::<i64>(method, arguments)? {
+            0 => Ok(()),
+            code => Err(ClientError::Code(code)),
+        }
     }
 }
 
@@ -77,34 +89,24 @@ fn places(memory: &[Memory]) -> Vec<(usize, usize)> {
 
 impl Client for PyClient {
     fn put(&self, key: &str, bytes: &[Memory]) -> Result<(), ClientError> {
-        self.call("put", (key, places(bytes)))
+        self.run("put", (key, places(bytes)))
     }
 
     fn get(&self, key: &str, offset: u64, memory: &mut [Memory]) -> Result<(), ClientError> {
-        self.call("get", (key, offset, places(memory)))
+        self.run("get", (key, offset, places(memory)))
     }
 
     fn sizes(&self, keys: &[String]) -> Result<Vec<Option<u64>>, ClientError> {
-        let called = Python::try_attach(|py| {
-            let sizes = self.0.bind(py).call_method1("sizes", (keys,));
-            match sizes.and_then(|sizes| sizes.extract::<Vec<i64>>()) {
-                Ok(sizes) => {
-                    let missing = ClientError::is_missing;
-                    let size = |size: i64| match u64::try_from(size) {
-                        Ok(size) => Ok(Some(size)),
-                        Err(_) if missing(&ClientError::Code(size)) => Ok(None),
-                        Err(_) => Err(ClientError::Code(size)),
-                    };
-                    sizes.into_iter().map(size).collect()
-                }
-                Err(error) => Err(raised(py, &error)),
-            }
-        });
-        called.unwrap_or_else(|| Err(ended()))
+        let size = |size: i64| match u64::try_from(size) {
+            Ok(size) => Ok(Some(size)),
+            Err(_) if ClientError::Code(size).is_missing() => Ok(None),
+            Err(_) => Err(ClientError::Code(size)),
+        };
+        self.call::<Vec<i64>>("sizes", (keys,))?.into_iter().map(size).collect()
     }
 
     fn remove(&self, key: &str) -> Result<(), ClientError> {
-        self.call("remove", (key,))
+        self.run("remove", (key,))
     }
 }
 

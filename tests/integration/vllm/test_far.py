@@ -20,7 +20,7 @@ from tests.skipping import skip_if_missing
 
 import dalsegno
 from dalsegno_bench import mooncake
-from dalsegno_bench.object_store.servers import seaweed_s3
+from dalsegno_bench.object_store.servers import running
 from dalsegno_bench.shared_fs import seaweed
 from dalsegno_bench.shared_fs.processes import until
 
@@ -74,7 +74,7 @@ def in_mooncake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Places]:
 @contextmanager
 def in_bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Places]:
     skip_if_missing(None if seaweed.program() else "SeaweedFS is missing", "shared-fs")
-    with seaweed_s3() as bucket:
+    with running("seaweed") as bucket:
         for name, value in bucket.environment().items():
             monkeypatch.setenv(name, value)
         url = bucket.url("kv")

@@ -65,7 +65,7 @@ impl WriterState {
 impl SeenWriter {
     /// The number of its packs.
     pub(super) fn packs(&self) -> u64 {
-        let is_pack = |listed: &&Listed| matches!(listed.object, Object::Pack(_));
+        let is_pack = |listed: &&Listed| listed.object.is_pack();
         self.objects.iter().filter(is_pack).count() as u64
     }
 }
@@ -231,7 +231,7 @@ impl Location {
         let signs = [
             newest(|object| matches!(object, Object::Beat(_))),
             newest(|object| matches!(object, Object::Catalog(_))),
-            newest(|object| matches!(object, Object::Pack(_))),
+            newest(|object| object.is_pack()),
             newest(|object| matches!(object, Object::Namespace(_))),
         ];
         let age = |listed: &Listed| {

@@ -1,26 +1,21 @@
 //! A directory of a mounted file system as a [`Tier`]: a folder for each writer, a file for each object.
 //!
-//! 1. Every access to the file system runs on a thread of a lane, never on the caller's. Reads have their own lane, so
-//!    writes that hang leave all of its threads to reads.
-//! 2. Every call gets one reply, and every request one completion, even if the job panics, is refused or is late.
-//! 3. Dropping the tier refuses what is queued, and waits a bounded time for calls in progress. One that hangs is left
-//!    behind.
-//! 4. Before an object is published, and when the lists of removals or the writers are listed, the path is compared
+//! 1. Every access to the file system runs on a thread of its lanes ([`TierLanes`]), never on the caller's.
+//! 2. Before an object is published, and when the lists of removals or the writers are listed, the path is compared
 //!    with the open directory. So nothing is published to a directory that others do not see any more, and no catalog
 //!    without its pack.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{Clock, Deadline, Stopped};
+use dalsegno_core::{Clock, Deadline};
 use dalsegno_io::{
-    Executor, FileId, FolderEntry, Geometry, IoError, JobLane, Memory, Request, SharedDirectory,
-    Source, Space,
+    FileId, FolderEntry, Geometry, IoError, Memory, Request, SharedDirectory, Source, Space,
 };
 
 use super::file_names::FileNames;
+use super::lanes::TierLanes;
 use super::late_directory::{LateDirectory, LocationPath, OpenDirectory};
 use super::written_packs::WrittenPacks;
 use super::{Ask, Listed, Tier, TierFacts};
@@ -31,9 +26,6 @@ const MAX_WORKERS: u32 = 64;
 
 /// How long opening waits for the file system.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// How long dropping the tier waits for calls in progress.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How to open a [`DirectoryTier`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,11 +50,7 @@ pub struct DirectoryTier {
     workers: u32,
     written: Arc<WrittenPacks>,
     files: FileNames,
-    clock: Arc<dyn Clock>,
-    /// Reads of parts of objects, which an engine may wait for.
-    reads: JobLane,
-    /// Everything else.
-    others: JobLane,
+    lanes: TierLanes,
 }
 
 impl DirectoryTier {
@@ -109,47 +97,18 @@ impl DirectoryTier {
     ) -> Result<Self, IoError> {
         let DirectoryTierOptions { workers, queue } = options;
         assert!((1..=MAX_WORKERS).contains(&workers), "{workers} workers are out of range");
-        assert!(queue > 0, "the queue has no space");
-        let lane = || {
-            JobLane::start("dalsegno-far", Executor::Threads, workers, queue).map_err(|source| {
-                let file = "a thread for far locations".to_owned();
-                IoError::Os { operation: "start", file, source }
-            })
-        };
-        let (reads, others) = (lane()?, lane()?);
+        let lanes = TierLanes::start(workers, queue, clock)?;
         let (directory, files) = (Arc::new(directory), FileNames::default());
-        let (of_tier, written) = (Arc::clone(&directory), Arc::default());
-        let tier = Self { directory: of_tier, workers, written, files, clock, reads, others };
-        let opened = tier.others.keep_place(None)?.ask(move || directory.get().map(drop));
-        if let Ok(result) = opened.recv_timeout(OPEN_TIMEOUT) {
-            result?;
+        let tier = Self { directory, workers, written: Arc::default(), files, lanes };
+        let (reply, opened) = crossbeam_channel::bounded(1);
+        let ask = Ask { tag: 0, deadline: Deadline::Never, reply };
+        tier.answer(ask, |_| Ok(()));
+        if let Ok(reply) = opened.recv_timeout(OPEN_TIMEOUT) {
+            reply.result?;
         } else {
             tracing::warn!("the far directory does not respond; it is tried again periodically");
         }
         Ok(tier)
-    }
-
-    /// Queues a call; never waits. `work` is called exactly once: with permission, or with the reason why it may not
-    /// run.
-    fn queue(
-        &self,
-        lane: &JobLane,
-        deadline: Deadline,
-        work: impl FnOnce(Result<(), IoError>) + Send + 'static,
-    ) {
-        let place = match lane.keep_place(Some(Duration::ZERO)) {
-            Ok(place) => place,
-            Err(refused) => return work(Err(refused)),
-        };
-        let clock = Arc::clone(&self.clock);
-        place.start(move |permission| {
-            let is_late = deadline.is_bounded() && deadline.expired(clock.now());
-            work(if is_late {
-                permission.and(Err(IoError::Stopped(Stopped::Deadline)))
-            } else {
-                permission
-            });
-        });
     }
 
     /// Runs a call on a thread, and answers it. It uses the directory that is open.
@@ -176,33 +135,8 @@ impl DirectoryTier {
         directory_of: fn(&LateDirectory) -> Result<OpenDirectory, IoError>,
         call: impl FnOnce(&OpenDirectory) -> Result<T, IoError> + Send + 'static,
     ) {
-        let (directory, deadline) = (Arc::clone(&self.directory), ask.deadline);
-        let work = move |permission: Result<(), IoError>| {
-            let result = match permission {
-                Ok(()) => catch_unwind(AssertUnwindSafe(|| call(&directory_of(&directory)?)))
-                    .unwrap_or_else(|_| Err(IoError::panicked("call", "a far location"))),
-                Err(error) => {
-                    // With its memory, which must be free before the reply.
-                    drop(call);
-                    Err(error)
-                }
-            };
-            ask.answer(result);
-        };
-        self.queue(&self.others, deadline, work);
-    }
-}
-
-impl Drop for DirectoryTier {
-    fn drop(&mut self) {
-        let deadline = Deadline::At(self.clock.now().after(CLOSE_TIMEOUT));
-        let lanes = [&self.reads, &self.others];
-        for lane in lanes {
-            lane.abort();
-        }
-        for lane in lanes {
-            lane.join(deadline.remaining(self.clock.now()).unwrap_or_default());
-        }
+        let directory = Arc::clone(&self.directory);
+        self.lanes.answer(ask, move || call(&directory_of(&directory)?));
     }
 }
 
@@ -224,16 +158,14 @@ impl Source for DirectoryTier {
                 }
             };
             let (directory, deadline) = (Arc::clone(&self.directory), request.deadline);
-            let work = move |permission: Result<(), IoError>| match permission {
-                Ok(()) => match directory.get() {
+            self.lanes.read(deadline, move |permission| {
+                match permission.and_then(|()| directory.get()) {
                     Ok(open) => {
                         open.directory.serve(&name.folder(), &name.file(), request);
                     }
                     Err(error) => request.complete(Err(error)),
-                },
-                Err(error) => request.complete(Err(error)),
-            };
-            self.queue(&self.reads, deadline, work);
+                }
+            });
         }
     }
 
@@ -263,12 +195,11 @@ impl Tier for DirectoryTier {
         let Some(name) = self.files.forget(file_id) else { return };
         let directory = Arc::clone(&self.directory);
         // A close may wait for the network. If it is refused, the file stays open until others need its place.
-        let work = move |permission: Result<(), IoError>| {
+        self.lanes.spawn(move |permission| {
             if let Some(directory) = directory.opened().filter(|_| permission.is_ok()) {
                 directory.close(&name.folder(), &name.file());
             }
-        };
-        self.queue(&self.others, Deadline::Never, work);
+        });
     }
 
     fn publish(&self, name: ObjectName, bytes: Vec<Memory>, ask: Ask<()>) {

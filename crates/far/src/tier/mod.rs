@@ -9,6 +9,7 @@
 
 mod directory;
 mod file_names;
+mod lanes;
 mod late_directory;
 mod memory;
 mod written_packs;
@@ -23,6 +24,7 @@ use serde::Serialize;
 
 pub use self::directory::{DirectoryTier, DirectoryTierOptions};
 pub use self::file_names::FileNames;
+pub use self::lanes::{Permission, TierLanes};
 pub use self::late_directory::{LocationError, LocationPath};
 pub use self::memory::{MemoryLocation, MemoryTier, StopMode};
 use crate::names::{Object, ObjectName, WriterId};

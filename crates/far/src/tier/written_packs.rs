@@ -21,7 +21,7 @@ pub(super) struct WrittenPacks(Mutex<VecDeque<(ObjectName, u64)>>);
 impl WrittenPacks {
     /// Notes that an object was written.
     pub(super) fn note(&self, name: ObjectName, directory: u64) {
-        if matches!(name.object, Object::Pack(_)) {
+        if name.object.is_pack() {
             let mut packs = self.0.lock();
             if packs.len() == MOST {
                 packs.pop_front();

@@ -95,7 +95,7 @@ impl Tier for FaultyTier {
     }
 
     fn fetch(&self, name: ObjectName, limit: u64, ask: Ask<Vec<u8>>) {
-        let is_pack = matches!(name.object, Object::Pack(_));
+        let is_pack = name.object.is_pack();
         let result = self.fetched(name, limit).and_then(|mut bytes| match self.fault {
             Fault::HidesPacks if is_pack => Err(self.missing(name)),
             Fault::TornPacks if is_pack => {

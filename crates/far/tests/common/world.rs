@@ -82,7 +82,7 @@ impl World {
     }
 
     pub fn has_packs(&self, writer: WriterId) -> bool {
-        self.objects(writer).iter().any(|object| matches!(object, Object::Pack(_)))
+        self.objects(writer).iter().any(|object| object.is_pack())
     }
 
     pub fn has_folder(&self, writer: WriterId) -> bool {
@@ -175,7 +175,7 @@ impl Model {
 
     /// Lets a host evict, and show that its store lives. Only packs of its store leave, and only beyond its bound.
     pub fn keep_up(&mut self, world: &mut World, host: &mut Host) {
-        let is_pack = |name: &ObjectName| matches!(name.object, Object::Pack(_));
+        let is_pack = |name: &ObjectName| name.object.is_pack();
         let packs = |world: &World| -> BTreeSet<ObjectName> {
             world.location.objects().into_iter().map(|(name, _)| name).filter(is_pack).collect()
         };

@@ -21,7 +21,7 @@ use dalsegno_io::{DirectoryNames, IoError, SystemClock, random_bytes};
 use crate::error::unavailable;
 use crate::far::tier::writer_id;
 use crate::open::directory::refuse_forked;
-use crate::open::far_location::{FarLocation, is_url, located, open_mooncake, open_object};
+use crate::open::far_location::{FarLocation, is_url, located, open_location};
 
 /// Calls to a location at a time.
 const WORKERS: u32 = 16;
@@ -209,25 +209,6 @@ fn located_at(url: &str, place: &FarPlace) -> Result<FarLocation> {
         Ok(FarLocation::Directory(LocationPath { path, folder, store }))
     };
     located(url, place.options.as_ref(), None, &directory)
-}
-
-/// Opens a location for a program that looks at it.
-fn open_location(
-    location: &FarLocation,
-    workers: u32,
-    clock: &Arc<dyn Clock>,
-) -> Result<Arc<dyn Tier>> {
-    match location {
-        FarLocation::Directory(location) => {
-            let options = DirectoryTierOptions { workers, ..Default::default() };
-            let opened = DirectoryTier::open_at(location.clone(), options, Arc::clone(clock));
-            Ok(Arc::new(opened.map_err(|error| unavailable(&location.path, error))?))
-        }
-        FarLocation::Object(location) => open_object(location, workers, clock),
-        FarLocation::Mooncake(location, catalogs) => {
-            open_mooncake(location, open_location(catalogs, workers, clock)?, workers, clock)
-        }
-    }
 }
 
 /// Opens what a URL names, and in which a writer has published.

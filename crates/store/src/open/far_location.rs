@@ -104,19 +104,6 @@ pub(crate) fn located(
     directory(far)
 }
 
-/// Opens a place in an object store. Sends nothing.
-pub(crate) fn open_object(
-    location: &ObjectLocation,
-    workers: u32,
-    clock: &Arc<dyn Clock>,
-) -> Result<Arc<dyn Tier>> {
-    match ObjectTier::open(location, workers, clock) {
-        Ok(tier) => Ok(Arc::new(tier)),
-        Err(OpenError::Location(error)) => Err(Error::invalid(error.to_string())),
-        Err(OpenError::Io(error)) => Err(unavailable(Path::new(&location.url()), error)),
-    }
-}
-
 fn far_directory(path: &Path, far: &str, folder: Option<&str>) -> Result<FarLocation> {
     let location = LocationPath {
         path: absolute(Path::new(far))?,
@@ -157,55 +144,64 @@ pub(crate) fn open_far(
     limits: &mut Limits,
     clock: &Arc<dyn Clock>,
 ) -> Result<Arc<dyn Tier>> {
-    match location {
-        FarLocation::Directory(location) => open_directory(location, limits, clock),
-        FarLocation::Object(location) => {
-            limits.far_capacity_bytes.get_or_insert(OBJECT_CAPACITY);
-            open_object(location, limits.far_workers, clock)
-        }
-        FarLocation::Mooncake(location, catalogs) => {
-            // That of the cluster is not known, and it evicts what it has no space for.
-            limits.far_capacity_bytes.get_or_insert(OBJECT_CAPACITY);
-            let catalogs = open_far(catalogs, limits, clock)?;
-            open_mooncake(location, catalogs, limits.far_workers, clock)
-        }
+    let tier = open_location(location, limits.far_workers, clock)?;
+    if limits.far_capacity_bytes.is_none() {
+        limits.far_capacity_bytes = match location {
+            FarLocation::Directory(location) => share_of(location, &*tier, clock)?,
+            FarLocation::Object(_) | FarLocation::Mooncake(..) => Some(OBJECT_CAPACITY),
+        };
     }
+    Ok(tier)
 }
 
-/// Opens a place in a Mooncake cluster. Waits for nothing.
-pub(crate) fn open_mooncake(
-    location: &MooncakeLocation,
-    catalogs: Arc<dyn Tier>,
+/// Opens a far location. A directory is waited for, for a second; nothing is sent to others.
+pub(crate) fn open_location(
+    location: &FarLocation,
     workers: u32,
     clock: &Arc<dyn Clock>,
 ) -> Result<Arc<dyn Tier>> {
-    let connect = connector().ok_or_else(|| {
-        Error::invalid(format!(
-            "far is {location}, and this program has no client of Mooncake; use the Python package"
-        ))
-    })?;
-    match MooncakeTier::open(location, catalogs, connect, workers, clock) {
-        Ok(tier) => Ok(Arc::new(tier)),
-        Err(error) => Err(unavailable(Path::new(&location.to_string()), error)),
+    match location {
+        FarLocation::Directory(location) => {
+            let options = DirectoryTierOptions { workers, ..Default::default() };
+            let opened = DirectoryTier::open_at(location.clone(), options, Arc::clone(clock));
+            Ok(Arc::new(opened.map_err(|error| unusable(location, error))?))
+        }
+        FarLocation::Object(location) => match ObjectTier::open(location, workers, clock) {
+            Ok(tier) => Ok(Arc::new(tier)),
+            Err(OpenError::Location(error)) => Err(Error::invalid(error.to_string())),
+            Err(OpenError::Io(error)) => Err(unavailable(Path::new(&location.url()), error)),
+        },
+        FarLocation::Mooncake(location, catalogs) => {
+            let connect = connector().ok_or_else(|| {
+                Error::invalid(format!(
+                    "far is {location}, and this program has no client of Mooncake; use the Python package"
+                ))
+            })?;
+            let catalogs = open_location(catalogs, workers, clock)?;
+            let opened = MooncakeTier::open(location, catalogs, connect, workers, clock);
+            let failed = |error| unavailable(Path::new(&location.to_string()), error);
+            Ok(Arc::new(opened.map_err(failed)?))
+        }
     }
 }
 
-fn open_directory(
+/// What a store may have of a directory's file system, if that responds.
+fn share_of(
     location: &LocationPath,
-    limits: &mut Limits,
+    tier: &dyn Tier,
     clock: &Arc<dyn Clock>,
-) -> Result<Arc<dyn Tier>> {
-    let options = DirectoryTierOptions { workers: limits.far_workers, ..Default::default() };
-    let tier = DirectoryTier::open_at(location.clone(), options, Arc::clone(clock))
-        .map_err(|error| unusable(location, error))?;
-    if limits.far_capacity_bytes.is_none() && tier.facts().state == TierState::Open {
-        match wait_for(clock, SPACE_TIMEOUT, |ask| tier.space(ask)) {
-            Ok(space) => limits.far_capacity_bytes = Some(space.total_bytes / FAR_SHARE),
-            Err(error) if error.is_late() => tracing::warn!("the far directory does not respond"),
-            Err(error) => return Err(unusable(location, error)),
-        }
+) -> Result<Option<u64>> {
+    if tier.facts().state != TierState::Open {
+        return Ok(None);
     }
-    Ok(Arc::new(tier))
+    match wait_for(clock, SPACE_TIMEOUT, |ask| tier.space(ask)) {
+        Ok(space) => Ok(Some(space.total_bytes / FAR_SHARE)),
+        Err(error) if error.is_late() => {
+            tracing::warn!("the far directory does not respond");
+            Ok(None)
+        }
+        Err(error) => Err(unusable(location, error)),
+    }
 }
 
 fn unusable(location: &LocationPath, error: IoError) -> Error {
