@@ -15,7 +15,7 @@ const REMOVALS_CRC_AT: usize = 56;
 fn sealed(input: &[u8], magic: [u8; 8], crc_at: usize) -> Vec<u8> {
     let mut bytes = sectors(input);
     bytes[..8].copy_from_slice(&magic);
-    let body_crc = crc32c::crc32c(&bytes[SECTOR..]);
+    let body_crc = dalsegno_core::crc32c(&bytes[SECTOR..]);
     bytes[crc_at..][..4].copy_from_slice(&body_crc.to_le_bytes());
     // The size of the body is the field before its checksum.
     let body_bytes = (bytes.len() - SECTOR) as u64;

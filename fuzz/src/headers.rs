@@ -67,7 +67,7 @@ pub(crate) fn namespace(input: &[u8]) {
 pub(crate) fn list(input: &[u8]) {
     let mut bytes = sectors(input);
     bytes[..8].copy_from_slice(b"DSGNLIST");
-    let body_crc = crc32c::crc32c(&bytes[SECTOR..]);
+    let body_crc = dalsegno_core::crc32c(&bytes[SECTOR..]);
     bytes[LIST_CRC_AT..][..4].copy_from_slice(&body_crc.to_le_bytes());
     seal_sector(&mut bytes);
     if let Ok(list) = SegmentList::decode(&bytes) {

@@ -19,7 +19,7 @@ pub(crate) fn sectors(input: &[u8]) -> Vec<u8> {
 pub(crate) fn seal_sector(sector: &mut [u8]) {
     if let Some((body, crc)) = sector.get_mut(..SECTOR).and_then(<[u8]>::split_last_chunk_mut::<4>)
     {
-        *crc = crc32c::crc32c(body).to_le_bytes();
+        *crc = dalsegno_core::crc32c(body).to_le_bytes();
     }
 }
 
@@ -28,7 +28,7 @@ pub(crate) fn seal_record(bytes: &mut [u8]) -> Option<usize> {
     let length = usize::try_from(RecordHeader::peek_bytes(bytes).ok()?).ok()?;
     let header = bytes.get_mut(..length)?;
     header[RECORD_CRC_AT..][..4].fill(0);
-    let crc = crc32c::crc32c(header);
+    let crc = dalsegno_core::crc32c(header);
     header[RECORD_CRC_AT..][..4].copy_from_slice(&crc.to_le_bytes());
     Some(length)
 }
@@ -44,9 +44,9 @@ pub(crate) fn seal_segment(bytes: &mut [u8]) {
 
 /// The checksum of the bytes at a sector of a table.
 pub(crate) fn place_crc(table: u64, sector: u64, parts: &[&[u8]]) -> u32 {
-    let own = crc32c::crc32c(&table.to_le_bytes());
-    let own = crc32c::crc32c_append(own, &sector.to_le_bytes());
-    parts.iter().fold(own, |crc, part| crc32c::crc32c_append(crc, part))
+    let own = dalsegno_core::crc32c(&table.to_le_bytes());
+    let own = dalsegno_core::crc32c_append(own, &sector.to_le_bytes());
+    parts.iter().fold(own, |crc, part| dalsegno_core::crc32c_append(crc, part))
 }
 
 /// A block of a table.
@@ -97,7 +97,7 @@ pub(crate) fn seal_manifest(bytes: &mut [u8]) {
     let length = u64::from_le_bytes(*header[48..].first_chunk().expect("inside of the sector"));
     let length = usize::try_from(length).unwrap_or(usize::MAX);
     if let Some(body) = body.get(..length) {
-        header[SECTOR - 8..SECTOR - 4].copy_from_slice(&crc32c::crc32c(body).to_le_bytes());
+        header[SECTOR - 8..SECTOR - 4].copy_from_slice(&dalsegno_core::crc32c(body).to_le_bytes());
     }
     seal_sector(header);
 }

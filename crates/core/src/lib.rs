@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+mod checksum;
 mod choices;
 mod class;
 mod clock;
@@ -22,6 +23,7 @@ mod stopped;
 mod tier;
 mod units;
 
+pub use checksum::{crc32c, crc32c_append, crc32c_combine};
 pub use choices::{Admission, DramAdmission, Durability, EngineChoice, FarWrite, IndexChoice};
 pub use class::Class;
 pub use clock::{Clock, Deadline, ManualClock, Nanos};

@@ -2,8 +2,8 @@
 //!
 //! 1. Reading a gap between two ranges costs its bytes; a request of its own costs a response time, and money. So a gap
 //!    is read if its bytes take no longer than the response does.
-//! 2. A request is as large as it may be while all connections have something to do, and so large at least that its
-//!    response time is a small part of it.
+//! 2. A request is as large as it may be while all connections have something to do. If there is little to read, its
+//!    bytes still take as long as its response does: more requests would cost more and save at most that time.
 
 use std::time::Duration;
 
@@ -18,8 +18,6 @@ const WEIGHT: f64 = 0.1;
 const GAP_BYTES: std::ops::RangeInclusive<u64> = (64 << 10)..=(4 << 20);
 /// Largest request.
 const MOST_BYTES: u64 = 32 << 20;
-/// The bytes of a request take so many response times at least, if there are more.
-const RESPONSES: u64 = 4;
 /// Smaller bodies say nothing about a rate.
 const MEASURED_BYTES: u64 = 256 << 10;
 
@@ -51,9 +49,9 @@ impl CostModel {
         whole(self.response_s * self.bytes_per_s).clamp(*GAP_BYTES.start(), *GAP_BYTES.end())
     }
 
-    /// How large a request is at most, while `waiting` bytes are for `connections` of them.
-    pub(crate) fn request_bytes(&self, waiting: u64, connections: u64) -> u64 {
-        (waiting / connections.max(1)).clamp(RESPONSES * self.gap_bytes(), MOST_BYTES)
+    /// How large a request is at most, while `wanted` bytes are to arrive over `connections`.
+    pub(crate) fn request_bytes(&self, wanted: u64, connections: u64) -> u64 {
+        (wanted / connections.max(1)).clamp(self.gap_bytes(), MOST_BYTES)
     }
 
     /// What a request takes.
@@ -100,8 +98,7 @@ mod tests {
     #[test]
     fn requests_grow_until_all_connections_are_busy() {
         let model = measured(20, 100_000);
-        let least = 4 * model.gap_bytes();
-        assert_eq!(model.request_bytes(1 << 20, 16), least);
+        assert_eq!(model.request_bytes(1 << 20, 16), model.gap_bytes());
         assert_eq!(model.request_bytes(256 << 20, 16), 16 << 20);
         assert_eq!(model.request_bytes(1 << 40, 16), MOST_BYTES);
     }

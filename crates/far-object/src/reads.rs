@@ -7,10 +7,12 @@
 //!    while it waits to be tried again its connection serves others.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Bound;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use dalsegno_core::Stopped;
+use dalsegno_core::{Stopped, crc32c_append};
 use dalsegno_far::ObjectName;
 use dalsegno_io::{IoError, Request};
 use futures_util::StreamExt;
@@ -33,14 +35,53 @@ const MOST_TRIES: u32 = 5;
 struct Open {
     request: Option<Request>,
     until: Instant,
-    /// Bytes that arrived.
+    /// Bytes that arrived, and how many of them are in the first piece of memory that is not full.
     filled: u64,
+    filled_of_piece: usize,
+    /// The checksums of the full pieces, and that of the bytes in the next one.
+    crcs: Vec<u32>,
+    crc: u32,
     /// How often it failed.
     tries: u32,
+    _wanted: Wanted,
     _place: CallPlace,
 }
 
+/// Bytes among those that are to arrive.
+#[derive(Debug)]
+struct Wanted {
+    sum: Arc<AtomicU64>,
+    bytes: u64,
+}
+
+impl Wanted {
+    fn new(sum: &Arc<AtomicU64>, bytes: u64) -> Self {
+        sum.fetch_add(bytes, Ordering::Relaxed);
+        Self { sum: Arc::clone(sum), bytes }
+    }
+}
+
+impl Drop for Wanted {
+    fn drop(&mut self) {
+        self.sum.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
 impl Open {
+    fn new(request: Request, until: Instant, wanted: Wanted, place: CallPlace) -> Self {
+        Self {
+            request: Some(request),
+            until,
+            filled: 0,
+            filled_of_piece: 0,
+            crcs: Vec::new(),
+            crc: 0,
+            tries: 0,
+            _wanted: wanted,
+            _place: place,
+        }
+    }
+
     fn request(&self) -> &Request {
         self.request.as_ref().expect("it is completed when it is dropped")
     }
@@ -54,25 +95,28 @@ impl Open {
     }
 
     fn complete(mut self, result: Result<(), IoError>) {
-        if let Some(request) = self.request.take() {
-            request.complete(result);
+        let Some(request) = self.request.take() else { return };
+        match result {
+            Ok(()) => request.complete_summed(std::mem::take(&mut self.crcs)),
+            Err(error) => request.complete(Err(error)),
         }
     }
 
-    /// Copies bytes to where they belong.
+    /// Copies bytes to where they belong, and sums them while they are in the processor's cache.
     fn fill(&mut self, mut bytes: &[u8]) {
         let request = self.request.as_mut().expect("it is completed when it is dropped");
-        let mut skip = usize::try_from(self.filled).expect("64-bit addresses");
-        for memory in &mut request.memory {
-            let place = memory.as_mut_slice();
-            let Some(place) = place.get_mut(skip..).filter(|place| !place.is_empty()) else {
-                skip -= place.len();
-                continue;
-            };
-            let count = place.len().min(bytes.len());
-            place[..count].copy_from_slice(&bytes[..count]);
-            (bytes, skip) = (&bytes[count..], 0);
-            self.filled += count as u64;
+        while let Some(memory) = request.memory.get_mut(self.crcs.len()) {
+            let place = &mut memory.as_mut_slice()[self.filled_of_piece..];
+            let (now, later) = bytes.split_at(place.len().min(bytes.len()));
+            place[..now.len()].copy_from_slice(now);
+            self.crc = crc32c_append(self.crc, now);
+            self.filled += now.len() as u64;
+            self.filled_of_piece += now.len();
+            if self.filled_of_piece < memory.len() {
+                break;
+            }
+            self.crcs.push(std::mem::take(&mut self.crc));
+            (self.filled_of_piece, bytes) = (0, later);
         }
     }
 }
@@ -96,7 +140,6 @@ struct ReadQueue {
     oldest: BTreeMap<u64, Position>,
     /// By their deadlines.
     deadlines: BTreeSet<(Instant, Position)>,
-    bytes: u64,
     next: u64,
     connections: usize,
 }
@@ -104,7 +147,6 @@ struct ReadQueue {
 impl ReadQueue {
     fn push(&mut self, name: ObjectName, open: Open) {
         let position = (name, open.start(), self.next);
-        self.bytes += open.request().bytes();
         self.oldest.insert(self.next, position);
         self.deadlines.insert((open.until, position));
         self.waiting.insert(position, open);
@@ -115,7 +157,6 @@ impl ReadQueue {
         self.oldest.remove(&position.2);
         let open = self.waiting.remove(&position).expect("it was found there");
         self.deadlines.remove(&(open.until, position));
-        self.bytes -= open.request().bytes();
         open
     }
 
@@ -125,28 +166,35 @@ impl ReadQueue {
         Some(self.remove(position))
     }
 
-    /// Takes the oldest request, and its neighbours as far as the model says.
-    fn take(&mut self, cost: &CostModel, most_connections: usize) -> Option<Run> {
+    /// Takes the oldest request, and its neighbours in at most so many bytes, with gaps of at most `gap` bytes.
+    fn take(&mut self, most: u64, gap: u64) -> Option<Run> {
         let (_, first) = self.oldest.first_key_value()?;
         let (name, first) = (first.0, *first);
-        let most = cost.request_bytes(self.bytes, most_connections as u64);
-        let gap = cost.gap_bytes();
         let of_object = (name, 0, 0)..=(name, u64::MAX, u64::MAX);
         let (mut start, mut end) = {
             let open = &self.waiting[&first];
             (open.start(), open.end())
         };
         let mut positions = VecDeque::from([first]);
-        let after = self
-            .waiting
-            .range((std::ops::Bound::Excluded(first), std::ops::Bound::Included(*of_object.end())));
-        for (position, open) in after {
+        let after = (Bound::Excluded(first), Bound::Included(*of_object.end()));
+        // How many there are within `most`, and where they end.
+        let mut within = (1, end);
+        for (position, open) in self.waiting.range(after) {
+            if open.start() > end.saturating_add(gap) {
+                break;
+            }
             let joined = end.max(open.end());
-            if open.start() > end.saturating_add(gap) || joined - start > most {
+            // A rest that takes no longer than a response is no request by itself.
+            if joined - start > most.saturating_add(gap) {
+                positions.truncate(within.0);
+                end = within.1;
                 break;
             }
             end = joined;
             positions.push_back(*position);
+            if end - start <= most {
+                within = (positions.len(), end);
+            }
         }
         for (position, open) in self.waiting.range(*of_object.start()..first).rev() {
             if open.end().saturating_add(gap) < start || end - open.start() > most {
@@ -259,14 +307,22 @@ pub(crate) struct Reads {
     bucket: Arc<Bucket>,
     queue: Mutex<ReadQueue>,
     cost: Mutex<CostModel>,
+    /// The bytes of all requests that are not completed.
+    wanted: Arc<AtomicU64>,
     most_connections: usize,
     arrived: Notify,
 }
 
 impl Reads {
     pub(crate) fn new(bucket: Arc<Bucket>, most_connections: usize) -> Self {
-        let (queue, cost, arrived) = (Mutex::default(), Mutex::default(), Notify::new());
-        Self { bucket, queue, cost, most_connections, arrived }
+        Self {
+            bucket,
+            queue: Mutex::default(),
+            cost: Mutex::default(),
+            wanted: Arc::default(),
+            most_connections,
+            arrived: Notify::new(),
+        }
     }
 
     pub(crate) fn cost(&self) -> CostModel {
@@ -278,8 +334,10 @@ impl Reads {
         let mut queue = self.queue.lock();
         for (name, request, place) in requests {
             let until = self.bucket.instant(request.deadline);
-            let open = Open { request: Some(request), until, filled: 0, tries: 0, _place: place };
+            let wanted = Wanted::new(&self.wanted, request.bytes());
+            let mut open = Open::new(request, until, wanted, place);
             if open.request().bytes() == 0 {
+                open.fill(&[]);
                 open.complete(Ok(()));
                 continue;
             }
@@ -336,7 +394,9 @@ impl Reads {
         if queue.connections >= self.most_connections {
             return None;
         }
-        let run = queue.take(&self.cost.lock(), self.most_connections)?;
+        let (cost, wanted) = (self.cost(), self.wanted.load(Ordering::Relaxed));
+        let most = cost.request_bytes(wanted, self.most_connections as u64);
+        let run = queue.take(most, cost.gap_bytes())?;
         queue.connections += 1;
         Some(run)
     }

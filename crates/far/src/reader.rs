@@ -234,9 +234,9 @@ fn record_read(
         targets.push(target);
     }
     let FarShape { namespace, layout, layers } = shape.clone();
-    let RecordAt { writer, number, file, offset, header_bytes } = at;
+    let RecordAt { writer, number, file, offset, header_bytes, plain_blocks } = at;
     let place = RecordPlace { segment: number, epoch: writer.open, offset };
-    let placed = PlacedRecord { place, header_bytes, namespace, layout, hashes };
+    let placed = PlacedRecord { place, header_bytes, namespace, layout, plain_blocks, hashes };
     let read = RecordRead {
         store: writer.store,
         record: WantedRecord::Placed(placed),

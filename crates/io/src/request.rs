@@ -158,13 +158,27 @@ impl Request {
         self.complete(Err(error));
     }
 
-    /// Completes the request. No other method consumes it.
+    /// Completes the request.
     pub fn complete(self, result: Result<(), IoError>) {
+        self.end(result, Vec::new());
+    }
+
+    /// Completes a read, of which the source summed each piece of memory as it filled it.
+    ///
+    /// # Panics
+    ///
+    /// If there is not one sum for each piece.
+    pub fn complete_summed(self, crcs: Vec<u32>) {
+        assert_eq!(crcs.len(), self.memory.len(), "one sum for each piece");
+        self.end(Ok(()), crcs);
+    }
+
+    fn end(self, result: Result<(), IoError>, crcs: Vec<u32>) {
         drop(self.guard);
         if let Some(watch) = self.watch {
             watch.ended(result.as_ref().copied());
         }
-        let completion = Completion { tag: self.tag, memory: self.memory, result };
+        let completion = Completion { tag: self.tag, memory: self.memory, crcs, result };
         // If the caller dropped its receiver, the memory is dropped with the completion.
         drop(self.reply.send(completion));
     }
@@ -189,6 +203,8 @@ pub struct Completion {
     pub tag: u64,
     /// The request's memory. Empty only after an error that leaves it with the kernel permanently.
     pub memory: Vec<Memory>,
+    /// The CRC-32C of each piece of memory that a read filled, if its source summed the bytes on their way; else empty.
+    pub crcs: Vec<u32>,
     /// Success means that every byte moved.
     pub result: Result<(), IoError>,
 }

@@ -200,7 +200,7 @@ impl UnitPlan {
                 while left > 0 {
                     let from = unit.len();
                     left -= cursor.copy(block, left.min(unit_bytes - from), &mut unit);
-                    crc = crc32c::crc32c_append(crc, &unit[from..]);
+                    crc = dalsegno_core::crc32c_append(crc, &unit[from..]);
                     if unit.len() == unit_bytes && !output.push(self, codec, &mut unit) {
                         return Ok(None);
                     }
@@ -258,7 +258,7 @@ impl CompressedBytes {
         unit.clear();
         let stored = &self.bytes[start..];
         let bytes = u32::try_from(stored.len()).expect("no longer than the unit");
-        self.table.push(StoredUnit { bytes, crc: crc32c::crc32c(stored) });
+        self.table.push(StoredUnit { bytes, crc: dalsegno_core::crc32c(stored) });
         self.bytes.len() - self.skew <= plan.most_bytes
     }
 }

@@ -49,7 +49,7 @@ pub(crate) fn is_whole(units: &Units, stored: &[u8]) -> bool {
     units.table.iter().all(|unit| {
         let (bytes, behind) = rest.split_at(unit.bytes as usize);
         rest = behind;
-        crc32c::crc32c(bytes) == unit.crc
+        dalsegno_core::crc32c(bytes) == unit.crc
     })
 }
 

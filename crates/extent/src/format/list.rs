@@ -51,7 +51,7 @@ impl SegmentList {
             }
         }
         bytes.resize(bytes.len().next_multiple_of(SECTOR), 0);
-        let body_crc = crc32c::crc32c(&bytes[SECTOR..]);
+        let body_crc = dalsegno_core::crc32c(&bytes[SECTOR..]);
         let header = &mut bytes[..SECTOR];
         let mut writer = begin(header, MAGIC, PLAIN_VERSION, 4096);
         writer.put(&self.store.0);
@@ -81,7 +81,7 @@ impl SegmentList {
         if sector_up(entries as u64) != body.len() as u64 {
             return Err(FormatError::Field("segment_count"));
         }
-        if crc32c::crc32c(body) != body_crc {
+        if dalsegno_core::crc32c(body) != body_crc {
             return Err(FormatError::Checksum);
         }
         let (entries, rest) = body.split_at(entries);

@@ -200,7 +200,7 @@ impl RecordHeader {
                 units.encode(&mut writer);
             }
         }
-        let crc = crc32c::crc32c(bytes);
+        let crc = dalsegno_core::crc32c(bytes);
         bytes[CRC_AT..CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
     }
 
@@ -230,9 +230,9 @@ impl RecordHeader {
     pub fn decode(bytes: &[u8]) -> Result<Self, FormatError> {
         let header_bytes = Self::peek_bytes(bytes)?;
         let bytes = bytes.get(..header_bytes as usize).ok_or(FormatError::Truncated)?;
-        let crc = crc32c::crc32c(&bytes[..CRC_AT]);
-        let crc = crc32c::crc32c_append(crc, &[0; 4]);
-        let crc = crc32c::crc32c_append(crc, &bytes[CRC_AT + 4..]);
+        let crc = dalsegno_core::crc32c(&bytes[..CRC_AT]);
+        let crc = dalsegno_core::crc32c_append(crc, &[0; 4]);
+        let crc = dalsegno_core::crc32c_append(crc, &bytes[CRC_AT + 4..]);
         if bytes[CRC_AT..CRC_AT + 4] != crc.to_le_bytes() {
             return Err(FormatError::Checksum);
         }
@@ -429,7 +429,7 @@ mod tests {
             let mut bytes = encoded(&sample(3, 2, if is_compressed { 4 } else { 0 }));
             bytes[at] = value;
             bytes[CRC_AT..CRC_AT + 4].fill(0);
-            let crc = crc32c::crc32c(&bytes);
+            let crc = dalsegno_core::crc32c(&bytes);
             bytes[CRC_AT..CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
             if let Ok(header) = RecordHeader::decode(&bytes) {
                 prop_assert_eq!(encoded(&header), bytes);

@@ -178,7 +178,7 @@ pub fn begin(sector: &mut [u8], magic: [u8; 8], version: u32, length: u32) -> Fi
 
 /// Writes the checksum of a header sector.
 pub fn seal(sector: &mut [u8]) {
-    let crc = crc32c::crc32c(&sector[..CRC_AT]);
+    let crc = dalsegno_core::crc32c(&sector[..CRC_AT]);
     sector[CRC_AT..].copy_from_slice(&crc.to_le_bytes());
 }
 
@@ -198,7 +198,7 @@ pub fn open(
         return Err(FormatError::Magic);
     }
     // The checksum is checked before the version, so that a flipped bit is damage and not a newer format.
-    if crc != crc32c::crc32c(body).to_le_bytes() {
+    if crc != dalsegno_core::crc32c(body).to_le_bytes() {
         return Err(FormatError::Checksum);
     }
     let (version, length) = (reader.u32()?, reader.u32()?);

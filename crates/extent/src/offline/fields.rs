@@ -74,7 +74,7 @@ pub fn raw_field(bytes: &[u8], offset: u64, range: Range<usize>, name: &str) -> 
 #[must_use]
 pub fn sector_crc(sector: &[u8]) -> ShownField {
     let mut field = raw_field(sector, 0, CRC_AT..SECTOR, "crc");
-    let right = crc32c::crc32c(&sector[..CRC_AT]).to_le_bytes() == sector[CRC_AT..SECTOR];
+    let right = dalsegno_core::crc32c(&sector[..CRC_AT]).to_le_bytes() == sector[CRC_AT..SECTOR];
     field.says = String::from(if right { "right" } else { "wrong" });
     field
 }

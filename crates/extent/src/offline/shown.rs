@@ -75,7 +75,7 @@ impl PartPlace {
         let Self { offset, bytes, name, crc } = self;
         let first = read.as_ref().map(|read| read[..read.len().min(16)].to_vec());
         let first = first.unwrap_or_default();
-        let verdict = read.map(|read| crc32c::crc32c(read) == crc);
+        let verdict = read.map(|read| dalsegno_core::crc32c(read) == crc);
         ShownPart { offset, bytes, name, crc, verdict, first }
     }
 }

@@ -21,7 +21,7 @@ impl RowSums<'_> {
     fn add(&mut self, mut bytes: &[u8]) -> Result<(), usize> {
         while !bytes.is_empty() {
             let (part, rest) = bytes.split_at(bytes.len().min(self.slice_bytes - self.summed));
-            self.crc = crc32c::crc32c_append(self.crc, part);
+            self.crc = dalsegno_core::crc32c_append(self.crc, part);
             self.summed += part.len();
             bytes = rest;
             if self.summed == self.slice_bytes {
@@ -60,7 +60,7 @@ pub fn check_units(
             let stored = read(offset, unit.bytes as usize);
             let width = units.compression.element_bytes() as usize;
             let checked = stored.and_then(|stored| {
-                if crc32c::crc32c(&stored) != unit.crc {
+                if dalsegno_core::crc32c(&stored) != unit.crc {
                     return Err(format!("a unit of layer {layer}: checksum differs"));
                 }
                 codec

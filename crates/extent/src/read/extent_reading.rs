@@ -3,19 +3,19 @@
 //! 1. A block is a hit only if the header at the extent's place is the wanted one and names the block, and the checksum
 //!    of every wanted slice matches.
 //! 2. A slice is verified when all of it and the header have arrived, whichever comes last.
-//! 3. A payload is planned when its place is known: immediately for a plain extent that the reader knows, otherwise
-//!    when the header has arrived.
+//! 3. A payload is planned when its place is known: immediately if it is not compressed and the reader knows how many
+//!    blocks it has, otherwise when the header has arrived.
 
 use std::sync::Arc;
 
-use dalsegno_core::{Extent, Stopped, StoreId};
+use dalsegno_core::{Stopped, StoreId};
 use dalsegno_io::Memory;
 
 use super::header_cache::{HeaderName, VerifiedHeader};
 use super::slice_arrival::SliceArrival;
 use super::slice_sink::SliceSink;
 use super::units::{gather, plan_units};
-use super::wanted::{BlockOutcome, BlockRead, BlockTarget, RecordRead, WantedRecord};
+use super::wanted::{BlockOutcome, BlockRead, BlockTarget, PlainPayload, RecordRead, WantedRecord};
 use crate::error::Cause;
 use crate::format::RecordHeader;
 use crate::transfer::{Chunk, Piece, PinnedFile, PlanRules, WantedUnit, cut, pieces_of};
@@ -146,28 +146,32 @@ impl ExtentReading {
             return (Vec::new(), Vec::new());
         }
         let header = self.header.clone();
-        let known = header.as_ref().map(|header| &header.extent).or(self.record.extent());
-        let Some(extent) = known.cloned() else { return (Vec::new(), Vec::new()) };
-        if !extent.is_compressed() {
+        let plain = match &header {
+            Some(header) => PlainPayload::of(&header.extent),
+            None => self.record.plain_payload(),
+        };
+        if let Some(plain) = plain {
             self.payload = PayloadPlan::Planned;
-            return (self.plain_pieces(&extent), Vec::new());
+            return (self.plain_pieces(plain), Vec::new());
         }
-        let Some(units) = header.as_ref().and_then(|header| header.units.as_ref()) else {
+        let Some((header, units)) =
+            header.as_ref().and_then(|one| Some((one, one.units.as_ref()?)))
+        else {
             return (Vec::new(), Vec::new());
         };
         self.payload = PayloadPlan::Planned;
         let slices = self.take_memory();
         let blocks: Vec<u32> = self.blocks.iter().map(|block| block.block).collect();
-        (Vec::new(), plan_units(&extent, units, self.first_layer, &blocks, slices))
+        (Vec::new(), plan_units(&header.extent, units, self.first_layer, &blocks, slices))
     }
 
-    fn plain_pieces(&mut self, extent: &Extent) -> Vec<Piece> {
+    fn plain_pieces(&mut self, plain: PlainPayload) -> Vec<Piece> {
         let mut pieces = Vec::new();
         let slices = (0_u32..).zip(self.take_memory());
         for (index, memory) in slices.filter(|(_, memory)| !memory.is_empty()) {
             let (layer, target) = (self.layer_of(index as usize), self.target_of(index as usize));
             let BlockReading { block, outlives_call, .. } = self.blocks[target];
-            let offset = extent.slice_offset(layer, block);
+            let offset = plain.slice_offset(layer, block);
             pieces.extend(pieces_of(offset, index, memory, outlives_call));
         }
         pieces
@@ -204,10 +208,10 @@ impl ExtentReading {
         piece.offset == self.record.offset()
     }
 
-    /// Handles a part of a slice that is in its memory now.
-    pub(super) fn arrive(&mut self, piece: &Piece, memory: Memory) {
+    /// Handles a part of a slice that is in its memory now. `crc` is its checksum, if its source summed it.
+    pub(super) fn arrive(&mut self, piece: &Piece, memory: Memory, crc: Option<u32>) {
         let slice = piece.slice as usize;
-        self.slices[slice].arrive(piece.slice_offset, memory);
+        self.slices[slice].arrive(piece.slice_offset, memory, crc);
         self.verify(slice);
     }
 
@@ -247,7 +251,7 @@ impl ExtentReading {
             let at = usize::try_from(piece.offset - unit.start).expect("within the unit");
             let mut memory = piece.memory.take().expect("the caller's");
             memory.as_mut_slice().copy_from_slice(&raw[at..at + piece.len]);
-            self.arrive(&piece, memory);
+            self.arrive(&piece, memory, None);
         }
     }
 

@@ -171,7 +171,7 @@ impl<'a> ReadPump<'a> {
             self.failed.extend(failed);
             return;
         }
-        self.arrive(done, completion.memory);
+        self.arrive(done, completion);
         let payload = self.readings[number].plan_payload(self.rules);
         self.enqueue(payload);
     }
@@ -201,18 +201,21 @@ impl<'a> ReadPump<'a> {
     }
 
     /// Handles a completed request: sums its pieces and, if it was staged, copies them to the caller.
-    pub(super) fn arrive(&mut self, chunk: Chunk, memory: Vec<Memory>) {
+    pub(super) fn arrive(&mut self, chunk: Chunk, completion: Completion) {
+        let Completion { memory, crcs, .. } = completion;
         let number = chunk.record;
         if !chunk.units.is_empty() {
             self.arrive_units(chunk, memory[0].as_slice());
             return;
         }
         if chunk.direct {
+            let mut crcs = crcs.into_iter();
             for (piece, memory) in chunk.pieces.iter().zip(memory) {
+                let crc = crcs.next();
                 if self.readings[number].starts_with_header(piece) {
                     self.take_header(number, memory.as_slice());
                 } else {
-                    self.readings[number].arrive(piece, memory);
+                    self.readings[number].arrive(piece, memory, crc);
                 }
             }
             return;
@@ -226,7 +229,7 @@ impl<'a> ReadPump<'a> {
                 continue;
             };
             memory.as_mut_slice().copy_from_slice(bytes);
-            self.readings[number].arrive(&piece, memory);
+            self.readings[number].arrive(&piece, memory, None);
         }
     }
 

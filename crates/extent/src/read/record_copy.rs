@@ -137,7 +137,7 @@ fn check_payload(extent: &Extent, header: &RecordHeader, payload: &[u8]) -> Resu
             let at = usize::try_from(extent.slice_offset(layer, block) - start);
             let at = at.expect("within the payload");
             let crc = crcs.next().expect("one for each slice");
-            if crc32c::crc32c(&payload[at..at + slice_bytes]) != *crc {
+            if dalsegno_core::crc32c(&payload[at..at + slice_bytes]) != *crc {
                 return Err(Cause::SliceChecksum);
             }
         }

@@ -143,7 +143,7 @@ impl Salvage<'_, '_> {
         if let Err(error) = completion.result {
             return Ok(Some((part, error)));
         }
-        self.pump.arrive(part, completion.memory);
+        self.pump.arrive(part, completion);
         // The memory of a part that fails must still be there, so none is read directly.
         let rules = self.pump.parts.io.staged_rules();
         let payload = self.pump.readings[number].plan_payload(rules);

@@ -8,8 +8,7 @@ use dalsegno_io::Memory;
 use super::wanted::{BlockOutcome, BlockTarget};
 use crate::transfer::take_front;
 
-/// A slice while its parts arrive, in any order. The parts are summed in the order of their offsets, because combining
-/// the checksums of two parts costs as much as summing half a megabyte.
+/// A slice while its parts arrive, in any order. The parts are summed in the order of their offsets.
 #[derive(Default)]
 pub(super) struct SliceArrival {
     /// The memory for it, until its requests are planned.
@@ -22,9 +21,15 @@ pub(super) struct SliceArrival {
     /// The summed parts, in order.
     memory: Vec<Memory>,
     /// Parts that arrived before their predecessors, or that were not read, by offset.
-    early: BTreeMap<usize, Memory>,
+    early: BTreeMap<usize, Part>,
     /// Whether it was verified, or why it is lost; `None` before that is known.
     pub(super) outcome: Option<BlockOutcome>,
+}
+
+/// A part of a slice in its memory, and its checksum, if its source summed it.
+struct Part {
+    memory: Memory,
+    crc: Option<u32>,
 }
 
 impl SliceArrival {
@@ -57,26 +62,32 @@ impl SliceArrival {
         std::mem::take(&mut self.unplanned)
     }
 
-    /// Sums a part that is in its memory now, and copies it while it is in the processor's cache.
-    pub(super) fn arrive(&mut self, offset: usize, memory: Memory) {
+    /// Sums a part that is in its memory now, unless its checksum is known, and copies it while it is in the
+    /// processor's cache.
+    pub(super) fn arrive(&mut self, offset: usize, memory: Memory, crc: Option<u32>) {
         copy_into(&mut self.copy, offset, memory.as_slice());
+        let part = Part { memory, crc };
         if offset != self.summed {
-            self.early.insert(offset, memory);
+            self.early.insert(offset, part);
             return;
         }
-        self.sum(memory);
-        while let Some(memory) = self.early.remove(&self.summed) {
-            self.sum(memory);
+        self.sum(part);
+        while let Some(part) = self.early.remove(&self.summed) {
+            self.sum(part);
         }
     }
 
     /// Keeps the memory of a part that was not read. The caller makes the block a miss.
     pub(super) fn give_back(&mut self, offset: usize, memory: Memory) {
-        self.early.insert(offset, memory);
+        self.early.insert(offset, Part { memory, crc: None });
     }
 
-    fn sum(&mut self, memory: Memory) {
-        self.crc = crc32c::crc32c_append(self.crc, memory.as_slice());
+    fn sum(&mut self, Part { memory, crc }: Part) {
+        self.crc = match crc {
+            Some(crc) if self.summed == 0 => crc,
+            Some(crc) => dalsegno_core::crc32c_combine(self.crc, crc, memory.len() as u64),
+            None => dalsegno_core::crc32c_append(self.crc, memory.as_slice()),
+        };
         self.summed += memory.len();
         self.memory.push(memory);
     }
@@ -93,7 +104,8 @@ impl SliceArrival {
 
     /// Its memory and the memory of its copy, each in order.
     pub(super) fn into_memory(self) -> (impl Iterator<Item = Memory>, Vec<Memory>) {
-        let read = self.memory.into_iter().chain(self.early.into_values());
+        let early = self.early.into_values().map(|part| part.memory);
+        let read = self.memory.into_iter().chain(early);
         (self.unplanned.into_iter().chain(read), self.copy)
     }
 }

@@ -137,7 +137,7 @@ pub(super) fn decompress(
 ) -> Result<Vec<u8>, Cause> {
     let mut raw = std::mem::take(&mut codec.raw);
     raw.resize(unit.raw_bytes, 0);
-    let is_whole = crc32c::crc32c(stored) == unit.crc;
+    let is_whole = dalsegno_core::crc32c(stored) == unit.crc;
     if is_whole && codec.decode(stored, unit.element_bytes, &mut raw).is_ok() {
         return Ok(raw);
     }

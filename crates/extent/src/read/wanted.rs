@@ -57,8 +57,35 @@ pub struct PlacedRecord {
     pub namespace: NamespaceId,
     /// Its layout.
     pub layout: KvLayout,
+    /// Its blocks, if its payload is not compressed: then the payload is read with the header, and not after it.
+    pub plain_blocks: Option<u32>,
     /// The names of the wanted blocks, one for each target.
     pub hashes: Vec<ChainHash>,
+}
+
+/// Where the slices of a record are whose payload is not compressed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PlainPayload {
+    start: u64,
+    blocks: u32,
+    layout: KvLayout,
+}
+
+impl PlainPayload {
+    /// That of an extent; `None` if it is compressed.
+    pub(super) fn of(extent: &Extent) -> Option<Self> {
+        let start = extent.location.offset + u64::from(extent.location.header_bytes);
+        let plain = Self { start, blocks: extent.block_count(), layout: extent.layout };
+        (!extent.is_compressed()).then_some(plain)
+    }
+
+    /// Offset of a slice in the file.
+    pub(super) fn slice_offset(&self, layer: u32, block: u32) -> u64 {
+        assert!(layer < self.layout.layers() && block < self.blocks, "slice out of grid");
+        self.start
+            + u64::from(layer) * self.layout.layer_stride_bytes(self.blocks)
+            + u64::from(block) * u64::from(self.layout.slice_bytes())
+    }
 }
 
 /// One wanted block of a record.
@@ -142,6 +169,18 @@ impl WantedRecord {
         }
     }
 
+    /// Where its slices are, if that is known without its header.
+    pub(super) fn plain_payload(&self) -> Option<PlainPayload> {
+        match self {
+            Self::Extent(extent) => PlainPayload::of(extent),
+            Self::Placed(placed) => placed.plain_blocks.map(|blocks| PlainPayload {
+                start: placed.place.offset + u64::from(placed.header_bytes),
+                blocks,
+                layout: placed.layout,
+            }),
+        }
+    }
+
     /// The name of the header in the cache.
     pub(super) fn header_name(&self, file: FileId) -> HeaderName {
         match self {
@@ -155,12 +194,16 @@ impl WantedRecord {
     pub(super) fn accepts(&self, found: &Extent) -> bool {
         match self {
             Self::Extent(extent) => **extent == *found,
-            Self::Placed(PlacedRecord { place, header_bytes, namespace, layout, .. }) => {
+            Self::Placed(placed) => {
+                let PlacedRecord { place, header_bytes, namespace, layout, plain_blocks, .. } =
+                    placed;
                 let at = found.location;
+                let found_blocks = (!found.is_compressed()).then(|| found.block_count());
                 *place == RecordPlace { segment: at.segment, epoch: at.epoch, offset: at.offset }
                     && *header_bytes == at.header_bytes
                     && *namespace == found.namespace
                     && *layout == found.layout
+                    && *plain_blocks == found_blocks
             }
         }
     }

@@ -124,7 +124,7 @@ impl RecordWrite {
     fn sum(&mut self, piece: &Piece) {
         if let Some(memory) = piece.memory.as_ref().filter(|_| !self.summed) {
             let crc = &mut self.crcs[piece.slice as usize];
-            *crc = crc32c::crc32c_append(*crc, memory.as_slice());
+            *crc = dalsegno_core::crc32c_append(*crc, memory.as_slice());
         }
     }
 

@@ -219,7 +219,7 @@ impl Rig {
         let slices: Vec<Vec<u8>> = (0..LAYERS as usize)
             .flat_map(|layer| blocks.iter().map(move |block| slice(block, layer)))
             .collect();
-        (slices.iter().map(|one| crc32c::crc32c(one)).collect(), None, slices.concat())
+        (slices.iter().map(|one| dalsegno_core::crc32c(one)).collect(), None, slices.concat())
     }
 
     /// Reads records, and checks the bytes of every hit and that all memory comes back.
@@ -289,6 +289,7 @@ pub(crate) fn placed(header: &RecordHeader, blocks: &[(u32, u8)]) -> RecordRead 
         header_bytes: header.header_bytes(),
         namespace: extent.namespace,
         layout: extent.layout,
+        plain_blocks: (!extent.is_compressed()).then(|| extent.block_count()),
         hashes: blocks.iter().map(|(_, name)| hash(*name)).collect(),
     };
     RecordRead {

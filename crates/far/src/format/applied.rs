@@ -81,7 +81,7 @@ impl RemovalRecord {
         for removal in &self.pending {
             write_removal(&mut writer, removal);
         }
-        let body_crc = crc32c::crc32c(&bytes[SECTOR..]);
+        let body_crc = dalsegno_core::crc32c(&bytes[SECTOR..]);
         let header = &mut bytes[..SECTOR];
         let mut writer = begin(header, MAGIC, VERSION, 4096);
         writer.put(&self.store.0);
@@ -119,7 +119,7 @@ impl RemovalRecord {
         if body.len() as u64 != body_bytes || bytes.len() as u64 > MAX_RECORD_BYTES {
             return Err(FormatError::Field("body_bytes"));
         }
-        if crc32c::crc32c(body) != body_crc {
+        if dalsegno_core::crc32c(body) != body_crc {
             return Err(FormatError::Checksum);
         }
         if applied_count as usize > MAX_APPLIED {
@@ -228,7 +228,7 @@ mod tests {
             let (one, two) = bytes[SECTOR + first..SECTOR + second + length].split_at(length);
             let swapped = [two, one].concat();
             bytes[SECTOR + first..SECTOR + second + length].copy_from_slice(&swapped);
-            let body_crc = crc32c::crc32c(&bytes[SECTOR..]);
+            let body_crc = dalsegno_core::crc32c(&bytes[SECTOR..]);
             bytes[56..60].copy_from_slice(&body_crc.to_le_bytes());
             seal(&mut bytes[..SECTOR]);
             assert_eq!(RemovalRecord::decode(&bytes), Err(FormatError::Field(what)));

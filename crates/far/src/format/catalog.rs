@@ -117,7 +117,7 @@ impl Catalog {
             write_writer(&mut writer, id.by);
             writer.put(&id.number.to_le_bytes());
         }
-        let body_crc = crc32c::crc32c(&bytes[SECTOR..]);
+        let body_crc = dalsegno_core::crc32c(&bytes[SECTOR..]);
         let header = &mut bytes[..SECTOR];
         let mut writer = begin(header, MAGIC, VERSION, 4096);
         write_writer(&mut writer, self.writer);
@@ -161,7 +161,7 @@ impl Catalog {
         if applied_count as usize > MAX_APPLIED_WRITERS {
             return Err(FormatError::Field("applied_count"));
         }
-        if crc32c::crc32c(body) != body_crc {
+        if dalsegno_core::crc32c(body) != body_crc {
             return Err(FormatError::Checksum);
         }
         let mut body = BodyReader { fields: FieldReader(body), writer };

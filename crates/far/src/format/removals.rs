@@ -56,7 +56,7 @@ impl RemovalList {
         for removal in &self.removals {
             write_removal(&mut writer, removal);
         }
-        let body_crc = crc32c::crc32c(&bytes[SECTOR..]);
+        let body_crc = dalsegno_core::crc32c(&bytes[SECTOR..]);
         let header = &mut bytes[..SECTOR];
         let mut writer = begin(header, MAGIC, PLAIN_VERSION, 4096);
         write_writer(&mut writer, self.writer);
@@ -88,7 +88,7 @@ impl RemovalList {
         if body.len() as u64 != body_bytes || bytes.len() as u64 > MAX_LIST_BYTES {
             return Err(FormatError::Field("body_bytes"));
         }
-        if crc32c::crc32c(body) != body_crc {
+        if dalsegno_core::crc32c(body) != body_crc {
             return Err(FormatError::Checksum);
         }
         let mut body = FieldReader(body);

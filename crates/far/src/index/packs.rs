@@ -27,6 +27,8 @@ pub struct RecordAt {
     pub offset: u64,
     /// Bytes of its header.
     pub header_bytes: u32,
+    /// Its blocks, if its payload is not compressed.
+    pub plain_blocks: Option<u32>,
 }
 
 /// A pack.
@@ -52,8 +54,10 @@ pub(super) struct IndexedPack {
 struct IndexedRecord {
     /// Number of a namespace; [`REMOVED`] if a removal covers all its blocks.
     namespace: u32,
-    offset_sectors: u32,
+    offset_sectors: u16,
     header_sectors: u16,
+    /// Its blocks if its payload is not compressed, else 0.
+    plain_blocks: u16,
     /// Blocks that are found through it.
     blocks: u16,
 }
@@ -90,12 +94,15 @@ impl Packs {
             .map(|extent| {
                 let sectors = |bytes: u64| bytes / SECTOR_BYTES;
                 let header_bytes = u64::from(extent.location.header_bytes);
+                let plain_blocks = if extent.is_compressed() { 0 } else { extent.block_count() };
                 IndexedRecord {
                     namespace: self.number_of(extent.namespace),
-                    offset_sectors: u32::try_from(sectors(extent.location.offset))
+                    offset_sectors: u16::try_from(sectors(extent.location.offset))
                         .expect("bounded by MAX_PACK_BYTES"),
                     header_sectors: u16::try_from(sectors(header_bytes))
                         .expect("bounded by MAX_RECORD_HEADER_BYTES"),
+                    plain_blocks: u16::try_from(plain_blocks)
+                        .expect("bounded by MAX_EXTENT_BLOCKS"),
                     blocks: 0,
                 }
             })
@@ -228,6 +235,7 @@ impl Packs {
             file: pack.file,
             offset: u64::from(record.offset_sectors) * SECTOR_BYTES,
             header_bytes: u32::from(record.header_sectors) * 4096,
+            plain_blocks: (record.plain_blocks > 0).then(|| u32::from(record.plain_blocks)),
         })
     }
 

@@ -87,6 +87,7 @@ fn blocks_are_found_with_the_place_of_their_record() {
         file: FileId(105),
         offset: 12_288,
         header_bytes: 4096,
+        plain_blocks: Some(1),
     };
     assert_eq!(record, expected);
     assert_eq!(index.find(NamespaceId([2; 16]), &hash(3)), None);

@@ -74,7 +74,7 @@ fn check_slices(
     for (layer, crcs) in (0_u32..).zip(rows) {
         let differs = |(block, crc): &(u32, &u32)| {
             let bytes = bytes_at(pack, extent.slice_offset(layer, *block), slice_bytes);
-            crc32c::crc32c(bytes) != **crc
+            dalsegno_core::crc32c(bytes) != **crc
         };
         if let Some((block, _)) = (0_u32..).zip(crcs).find(differs) {
             let what = format!("layer {layer} of block {block}: checksum differs");

@@ -89,7 +89,7 @@ fn written() -> Vec<Vec<u8>> {
         hashes: vec![hash(0), hash(1)],
         born: None,
     };
-    let crcs = [0, 1].map(|block| crc32c::crc32c(&bytes_of(block))).to_vec();
+    let crcs = [0, 1].map(|block| dalsegno_core::crc32c(&bytes_of(block))).to_vec();
     let place = RecordPlace { segment: 3, epoch: 1, offset: 0 };
     let header = new.header(WRITER.store, place, 5, crcs, None);
     let mut record = vec![0; header.header_bytes() as usize];

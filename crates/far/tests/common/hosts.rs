@@ -132,7 +132,7 @@ impl Host {
         };
         let slices: Vec<Vec<u8>> =
             (0..LAYERS).flat_map(|layer| blocks.map(|block| slice(block, layer))).collect();
-        let crcs = slices.iter().map(|slice| crc32c::crc32c(slice)).collect();
+        let crcs = slices.iter().map(|slice| dalsegno_core::crc32c(slice)).collect();
         let place = RecordPlace { segment: self.records, epoch: 1, offset: 0 };
         let header = new.header(self.writer.store, place, self.records, crcs, None);
         let mut bytes = vec![0; header.header_bytes() as usize];

@@ -280,7 +280,7 @@ fn is_unfinished(bytes: &[u8]) -> bool {
 /// The offset of the damage in a manifest: its body if its header is intact.
 fn fault_offset(bytes: &[u8]) -> u64 {
     let is_whole = bytes.get(..SECTOR).is_some_and(|header| {
-        header[SECTOR - 4..] == crc32c::crc32c(&header[..SECTOR - 4]).to_le_bytes()
+        header[SECTOR - 4..] == dalsegno_core::crc32c(&header[..SECTOR - 4]).to_le_bytes()
     });
     if is_whole { SECTOR_BYTES } else { 0 }
 }

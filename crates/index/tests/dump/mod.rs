@@ -104,9 +104,9 @@ enum Entries<'a> {
 
 /// The checksum of bytes at a sector of the table.
 fn place_crc(sector: usize, parts: &[&[u8]]) -> [u8; 4] {
-    let own = crc32c::crc32c(&(TABLE_NUMBER as u64).to_le_bytes());
-    let own = crc32c::crc32c_append(own, &(sector as u64).to_le_bytes());
-    parts.iter().fold(own, |crc, part| crc32c::crc32c_append(crc, part)).to_le_bytes()
+    let own = dalsegno_core::crc32c(&(TABLE_NUMBER as u64).to_le_bytes());
+    let own = dalsegno_core::crc32c_append(own, &(sector as u64).to_le_bytes());
+    parts.iter().fold(own, |crc, part| dalsegno_core::crc32c_append(crc, part)).to_le_bytes()
 }
 
 /// Describes the bytes of a file.
@@ -278,7 +278,7 @@ impl Dump<'_> {
 
     fn footer(&mut self, from: usize) {
         assert_eq!(from + SECTOR, self.bytes.len(), "the last sector");
-        let crc = crc32c::crc32c(&self.bytes[from..from + 4092]).to_le_bytes();
+        let crc = dalsegno_core::crc32c(&self.bytes[from..from + 4092]).to_le_bytes();
         assert_eq!(self.bytes[from + 4092..], crc, "the crc of the footer");
         self.fields(&FOOTER);
         self.fields(&[("smallest", 53, Say::Bytes("of the fork"))]);
@@ -292,9 +292,9 @@ impl Dump<'_> {
     fn manifest(&mut self) {
         let number = |at: usize| u64::from_le_bytes(*self.bytes[at..].first_chunk().unwrap());
         let body_end = SECTOR + usize::try_from(number(48)).unwrap();
-        let body_crc = crc32c::crc32c(&self.bytes[SECTOR..body_end]).to_le_bytes();
+        let body_crc = dalsegno_core::crc32c(&self.bytes[SECTOR..body_end]).to_le_bytes();
         assert_eq!(self.bytes[4088..4092], body_crc, "the body's crc");
-        let crc = crc32c::crc32c(&self.bytes[..4092]).to_le_bytes();
+        let crc = dalsegno_core::crc32c(&self.bytes[..4092]).to_le_bytes();
         assert_eq!(self.bytes[4092..4096], crc, "the header's crc");
         self.fields(&MANIFEST_HEADER);
         self.zeros(4088, "reserved");

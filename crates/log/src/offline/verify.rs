@@ -185,7 +185,7 @@ fn verify_row(
         let mut rest = &bytes[..];
         while index < crcs.len() && !rest.is_empty() {
             let take = rest.len().min(slice_bytes - summed);
-            crc = crc32c::crc32c_append(crc, &rest[..take]);
+            crc = dalsegno_core::crc32c_append(crc, &rest[..take]);
             summed += take;
             rest = &rest[take..];
             if summed == slice_bytes {

@@ -183,7 +183,7 @@ mod tests {
     }
 
     fn complete(sender: &Sender<Completion>, result: Result<(), IoError>) {
-        sender.send(Completion { tag: 0, memory: Vec::new(), result }).unwrap();
+        sender.send(Completion { tag: 0, memory: Vec::new(), crcs: Vec::new(), result }).unwrap();
     }
 
     fn completed(result: Result<(), IoError>) -> Receiver<Completion> {

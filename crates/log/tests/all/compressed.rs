@@ -222,7 +222,7 @@ fn garbage_with_a_valid_checksum_is_a_miss() {
         let RecordKind::Extent { units: Some(units), .. } = &mut header.kind else {
             unreachable!()
         };
-        units.table[0].crc = crc32c::crc32c(&bytes);
+        units.table[0].crc = dalsegno_core::crc32c(&bytes);
         let mut encoded = vec![0; extent.location.header_bytes as usize];
         header.encode(&mut encoded);
         write_at(dir.path(), &extent, extent.location.offset, &encoded);

@@ -45,7 +45,7 @@ const SLICE: usize = 6000;
 pub(crate) fn worked_example(segment: &[u8]) -> String {
     let mut text = String::from("\nThe segment header:\n\n");
     let crc = u32::from_le_bytes(segment[4092..4096].try_into().unwrap());
-    assert_eq!(crc, crc32c::crc32c(&segment[..4092]), "the segment header's crc");
+    assert_eq!(crc, dalsegno_core::crc32c(&segment[..4092]), "the segment header's crc");
     let header = with_notes(&fields::SEGMENT_FIELDS, "random; here text");
     let end = table(&mut text, segment, 0, &header);
     zeros(&mut text, &segment[end..4092], end, "reserved");
@@ -77,9 +77,13 @@ fn check_record_crcs(record: &[u8]) {
     let (header, payload) = record.split_at(4096);
     let mut zeroed = header.to_vec();
     zeroed[76..80].fill(0);
-    assert_eq!(header[76..80], crc32c::crc32c(&zeroed).to_le_bytes(), "the record's crc");
+    assert_eq!(header[76..80], dalsegno_core::crc32c(&zeroed).to_le_bytes(), "the record's crc");
     for (index, crc) in header[320..336].chunks_exact(4).enumerate() {
         let at = index / 2 * STRIDE + index % 2 * SLICE;
-        assert_eq!(crc, crc32c::crc32c(&payload[at..at + SLICE]).to_le_bytes(), "slice {index}");
+        assert_eq!(
+            crc,
+            dalsegno_core::crc32c(&payload[at..at + SLICE]).to_le_bytes(),
+            "slice {index}"
+        );
     }
 }

@@ -259,7 +259,7 @@ fn an_unknown_version_is_refused_and_a_plain_store_keeps_its_version() {
     store.close();
     let mut sector = std::fs::read(&path).unwrap();
     sector[8] = 3;
-    let crc = crc32c::crc32c(&sector[..4092]);
+    let crc = dalsegno_core::crc32c(&sector[..4092]);
     sector[4092..].copy_from_slice(&crc.to_le_bytes());
     std::fs::write(&path, sector).unwrap();
     let error = Store::open(dir.path(), &config).unwrap_err();

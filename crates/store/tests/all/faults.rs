@@ -329,7 +329,7 @@ fn a_newer_format_is_reported_and_nothing_changes() {
     let path = dir.path().join("store.meta");
     let mut sector = fs::read(&path).unwrap();
     sector[8] = 9;
-    let crc = crc32c::crc32c(&sector[..4092]);
+    let crc = dalsegno_core::crc32c(&sector[..4092]);
     sector[4092..].copy_from_slice(&crc.to_le_bytes());
     fs::write(&path, &sector).unwrap();
     let error = Store::open(dir.path(), &config).unwrap_err();

@@ -100,7 +100,7 @@ fn extents_outside_of_the_pack_or_over_each_other_are_refused() {
 fn changed(change: impl FnOnce(&mut [u8])) -> Result<Catalog, FormatError> {
     let mut bytes = sample().encode();
     change(&mut bytes[SECTOR..]);
-    let body_crc = crc32c::crc32c(&bytes[SECTOR..]);
+    let body_crc = dalsegno_core::crc32c(&bytes[SECTOR..]);
     bytes[56..60].copy_from_slice(&body_crc.to_le_bytes());
     seal(&mut bytes[..SECTOR]);
     Catalog::decode(&bytes)
@@ -172,7 +172,7 @@ proptest! {
         bytes[SECTOR + at % 500] = value;
         bytes[SECTOR + more] ^= value;
         bytes[60..64].copy_from_slice(&(count % 20).to_le_bytes());
-        let crc = crc32c::crc32c(&bytes[SECTOR..]);
+        let crc = dalsegno_core::crc32c(&bytes[SECTOR..]);
         bytes[56..60].copy_from_slice(&crc.to_le_bytes());
         seal(&mut bytes[..SECTOR]);
         if let Ok(catalog) = Catalog::decode(&bytes) {

@@ -83,7 +83,7 @@ proptest! {
         bytes[SECTOR + at % 500] = value;
         bytes[SECTOR + more] ^= value;
         bytes[60..64].copy_from_slice(&(count % 20).to_le_bytes());
-        let crc = crc32c::crc32c(&bytes[SECTOR..]);
+        let crc = dalsegno_core::crc32c(&bytes[SECTOR..]);
         bytes[56..60].copy_from_slice(&crc.to_le_bytes());
         seal(&mut bytes[..SECTOR]);
         if let Ok(list) = RemovalList::decode(&bytes) {

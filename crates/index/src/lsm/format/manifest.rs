@@ -55,8 +55,8 @@ impl Manifest {
         out.extend_from_slice(&(self.checkpoint.len() as u64).to_le_bytes());
         out.extend_from_slice(&u32::from(self.is_partial).to_le_bytes());
         out.resize(SECTOR - 8, 0);
-        out.extend_from_slice(&crc32c::crc32c(&body).to_le_bytes());
-        out.extend_from_slice(&crc32c::crc32c(&out).to_le_bytes());
+        out.extend_from_slice(&dalsegno_core::crc32c(&body).to_le_bytes());
+        out.extend_from_slice(&dalsegno_core::crc32c(&out).to_le_bytes());
         out.extend_from_slice(&body);
         out.resize(file_bytes, 0);
         out
@@ -94,7 +94,7 @@ impl Manifest {
         if header[..8] != MAGIC {
             return Err("the magic number is wrong");
         }
-        if u32_at(4092) != crc32c::crc32c(&header[..4092]) {
+        if u32_at(4092) != dalsegno_core::crc32c(&header[..4092]) {
             return Err("the header's checksum does not match");
         }
         if u32_at(8) != VERSION
@@ -113,7 +113,7 @@ impl Manifest {
         {
             return Err("the file has the wrong length");
         }
-        if u32_at(4088) != crc32c::crc32c(body) {
+        if u32_at(4088) != dalsegno_core::crc32c(body) {
             return Err("the body's checksum does not match");
         }
         let mut reader = body;

@@ -30,9 +30,9 @@ pub(crate) struct BlockPlace {
 impl BlockPlace {
     /// The checksum of bytes at this place.
     pub(crate) fn crc(self, parts: &[&[u8]]) -> u32 {
-        let own = crc32c::crc32c(&self.table.to_le_bytes());
-        let own = crc32c::crc32c_append(own, &self.sector.to_le_bytes());
-        parts.iter().fold(own, |crc, part| crc32c::crc32c_append(crc, part))
+        let own = dalsegno_core::crc32c(&self.table.to_le_bytes());
+        let own = dalsegno_core::crc32c_append(own, &self.sector.to_le_bytes());
+        parts.iter().fold(own, |crc, part| dalsegno_core::crc32c_append(crc, part))
     }
 }
 

@@ -72,7 +72,7 @@ impl Footer {
             out.resize(from + end);
         }
         out.resize(from + CRC_AT);
-        let crc = crc32c::crc32c(&out[from..]);
+        let crc = dalsegno_core::crc32c(&out[from..]);
         out.extend_from_slice(&crc.to_le_bytes());
     }
 
@@ -85,7 +85,7 @@ impl Footer {
     ) -> Result<Self, TableError> {
         let u32_at = |at: usize| u32::from_le_bytes(*sector[at..].first_chunk().expect("inside"));
         let u64_at = |at: usize| u64::from_le_bytes(*sector[at..].first_chunk().expect("inside"));
-        if u32_at(CRC_AT) != crc32c::crc32c(&sector[..CRC_AT]) {
+        if u32_at(CRC_AT) != dalsegno_core::crc32c(&sector[..CRC_AT]) {
             return Err(TableError::Checksum);
         }
         if sector[..8] != MAGIC || u32_at(8) != VERSION || u32_at(12) != 4096 {
