@@ -36,7 +36,7 @@ MAKEFLAGS += --no-print-directory
 .DELETE_ON_ERROR:
 # Targets share environments and the build folder.
 .NOTPARALLEL:
-.PHONY: help dev env-dev env-vllm env-vllm-next env-vllm-oldest env-sglang env-lmcache env-lmcache-next wheel demo \
+.PHONY: help dev env-dev env-vllm env-vllm-next env-vllm-oldest env-vllm-nixl env-sglang env-lmcache env-lmcache-next wheel demo \
 	test check lint lint-rust lint-programs lint-python fmt test-rust test-python test-vllm test-vllm-next test-vllm-oldest \
 	test-sglang test-lmcache test-lmcache-next test-long sim fuzz fuzz-seeds mutations audit bench docs faultbench \
 	far-packages test-far test-far-all clean clean-all need-cargo env-engines build-rust-tests run-rust run-python run-far \
@@ -54,7 +54,7 @@ dev: env-dev need-cargo ## set up .envs/dev and build the extension into it
 env-vllm: wheel ## set up .envs/vllm: real vLLM on the CPU, with our wheels installed
 env-sglang: wheel ## the same for SGLang
 env-lmcache: wheel ## the same for LMCache
-env-vllm env-vllm-next env-vllm-oldest env-sglang env-lmcache env-lmcache-next: env-%: wheel
+env-vllm env-vllm-next env-vllm-oldest env-vllm-nixl env-sglang env-lmcache env-lmcache-next: env-%: wheel
 	@$(PYTHON) tools/env.py $*
 	@$(call install-wheel,$*)
 

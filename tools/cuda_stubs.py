@@ -235,11 +235,12 @@ def remove_stubs(folder: Path) -> None:
         listing.unlink()
 
 
-def build(folder: Path) -> list[Stub]:
-    """Builds the stubs that the shared objects of a folder need, into that folder.
+def build(folder: Path, users: Sequence[Path] = ()) -> list[Stub]:
+    """Builds the stubs that shared objects need, into a folder.
 
     Args:
-        folder: torch's `lib` folder; its objects search their own folder first (RUNPATH `$ORIGIN`).
+        folder: Where these objects search, such as torch's `lib` folder (RUNPATH `$ORIGIN`).
+        users: The objects; those of the folder if not given.
 
     Returns:
         The stubs now in the folder; empty when the loader finds everything already.
@@ -249,7 +250,7 @@ def build(folder: Path) -> list[Stub]:
     """
     check_tools()
     remove_stubs(folder)
-    paths = sorted(folder.glob("*.so*"))
+    paths = list(users) or sorted(folder.glob("*.so*"))
     if not paths:
         raise StubError(f"{folder} holds no shared objects; expected torch's lib folder.")
     missing, found = resolve(paths)
@@ -259,6 +260,10 @@ def build(folder: Path) -> list[Stub]:
     stubs = plan(list(objects.values()), missing, provided)
     with tempfile.TemporaryDirectory(prefix="cuda-stubs-") as scratch:
         libraries = [compile_stub(stub, Path(scratch)) for stub in stubs]
+        if there := [one.name for one in libraries if (folder / one.name).exists()]:
+            raise StubError(
+                f"{folder} has {', '.join(there)}, which the loader does not find there."
+            )
         (folder / LISTING).write_text("".join(f"{stub.soname}\n" for stub in stubs))
         for library in libraries:
             shutil.copy2(library, folder / library.name)

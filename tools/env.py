@@ -169,17 +169,10 @@ def build(row: Environment) -> None:
     uv = bootstrap_uv()
     say(f"building {row.name}: {row.purpose}")
     create(row.folder, with_pip=False)
-    run(
-        uv,
-        "pip",
-        "sync",
-        "--no-config",
-        "--quiet",
-        "--require-hashes",
-        "--python",
-        row.python,
-        row.lock,
-    )
+    options = ("--no-config", "--quiet", "--require-hashes", "--python", row.python)
+    run(uv, "pip", "sync", *options, row.lock)
+    if row.adds:
+        run(uv, "pip", "install", "--no-deps", *options, "--requirement", row.pins)
     try:
         for hook in row.hooks:
             hook(row.folder)

@@ -39,6 +39,7 @@ class Environment:
         extras: Folder next to this file whose content is put among the packages, if any.
         base: Environment whose lock file it shares, if it has none of its own. What differs is
             pinned in `NAME.txt`.
+        adds: Whether the packages of `NAME.txt` are installed besides; else a hook reads it.
     """
 
     name: str
@@ -47,10 +48,11 @@ class Environment:
     hooks: tuple[Callable[[Path], None], ...] = ()
     extras: str = ""
     base: str = ""
+    adds: bool = False
 
     def sources(self) -> list[Path]:
         """Returns the files that it is made from, the lock file first."""
-        pins = [REQUIREMENTS / f"{self.name}.txt"] if self.base else []
+        pins = [self.pins] if self.base else []
         return [self.lock, *pins, *self.extra_files()]
 
     def extra_files(self) -> list[Path]:
@@ -69,9 +71,21 @@ class Environment:
         return self.folder / "bin" / "python"
 
     @property
+    def pins(self) -> Path:
+        """What differs from its base."""
+        return REQUIREMENTS / f"{self.name}.txt"
+
+    @property
     def lock(self) -> Path:
         """Its lock file."""
         return REQUIREMENTS / f"{self.base or self.name}.lock"
+
+
+def stub_cuobject(folder: Path) -> None:
+    """Gives NIXL's plugin for object stores a stub of the library that GPUs talk to them with."""
+    for packages in sorted(folder.glob("lib/python*/site-packages")):
+        libraries = packages / ".nixl_cu13.mesonpy.libs"
+        cuda_stubs.build(libraries, [libraries / "plugins" / "libplugin_OBJ.so"])
 
 
 def stub_cuda(folder: Path) -> None:
@@ -142,6 +156,14 @@ ENVIRONMENTS = {
             VLLM_CHECK,
             (stub_cuda, put_next_vllm),
             base="vllm",
+        ),
+        Environment(
+            "vllm-nixl",
+            "run vLLM's own tier for object stores in faultbench",
+            VLLM_CHECK + "; import nixl",
+            (stub_cuda, stub_cuobject, name_vllm),
+            base="vllm",
+            adds=True,
         ),
         Environment(
             "sglang",

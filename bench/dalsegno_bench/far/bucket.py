@@ -2,8 +2,10 @@
 
 `raw`: packs are published and loaded, next to objects of the same size that a plain client puts and
 reads range by range; requests and dollars per GB. `scattered`: blocks that are loaded one by one in
-any order, against all of them in order. `fresh`: how long until another host finds a block.
-`stopped`: local hits and puts while the server is stopped.
+any order, against all of them in order. `fresh`: how long until another host finds a block, and
+`idle`: the same after ten minutes without use.
+`stopped`: local hits and puts while the server is stopped. `others`: stores of vLLM and LMCache in
+buckets, next to ours.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dalsegno_bench.far import fresh, stopped
+from dalsegno_bench.far import fresh, others, stopped
 from dalsegno_bench.far.node import BLOCK_BYTES
 from dalsegno_bench.far.places import BucketPlace, NoPlaceError, opened_bucket
 from dalsegno_bench.far.transfer import Figures, Transfers
@@ -22,7 +24,7 @@ from dalsegno_bench.index.program import build
 __all__ = ["PARTS", "run"]
 
 PROGRAM = "dalsegno-bench-bucket"
-PARTS = ("raw", "scattered", "fresh", "stopped")
+PARTS = ("raw", "scattered", "fresh", "idle", "stopped", "others")
 # S3 Standard, us-east-1: dollars for a GET, and for a PUT or a page of a listing.
 READ_PRICE, WRITE_PRICE = 0.4e-6, 5e-6
 
@@ -123,7 +125,12 @@ def _measure(
         return measure_raw(transfers, options, dose)
     if part == "scattered":
         return measure_scattered(transfers, options)
+    if part == "others":
+        pythons = [str(one) for one in options.python or others.interpreters()]
+        return others.measure(*dose.others, pythons)
     if part == "stopped":
         rounds, seconds = dose.stopped
         return stopped.measure(place, local, rounds, seconds)
+    if part == "idle":
+        return fresh.measure_idle(place, local, *dose.idle)
     return fresh.measure(place, local, dose.keys)

@@ -8,7 +8,8 @@ far index with millions of blocks.
 
 Without --dir the bench starts a GlusterFS of its own, with two bricks and two mounts, as root. With
 --tier s3 it starts an S3 server of its own, and compares with a plain client: `raw`, `stopped`,
-`fresh`, and `scattered`, blocks that are loaded one by one.
+`fresh`, `idle`, the same after ten minutes without use, `scattered`, blocks that are loaded one by
+one, and `others`, stores of vLLM and LMCache.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ class Dose:
         keys: Puts whose freshness is measured.
         blocks: Blocks of the far index.
         metadata_blocks: Blocks that each store writes.
+        others: Rounds, and bytes of each, of stores of others in buckets.
+        idle: Hosts that are asked after an idle time, and its seconds.
     """
 
     packs: int
@@ -64,10 +67,14 @@ class Dose:
     keys: int
     blocks: int
     metadata_blocks: int
+    others: tuple[int, int]
+    idle: tuple[int, float]
 
 
-WHOLE = Dose(32, (1, 2, 4, 8, 16), 2, WORKERS, 3, (9, 2.0), 40, 10_000_000, 512)
-QUICK = Dose(2, (2, 4), 1, (1, 4), 1, (1, 0.5), 3, 100_000, 32)
+WHOLE = Dose(
+    32, (1, 2, 4, 8, 16), 2, WORKERS, 3, (9, 2.0), 40, 10_000_000, 512, (5, 1 << 30), (8, 630.0)
+)
+QUICK = Dose(2, (2, 4), 1, (1, 4), 1, (1, 0.5), 3, 100_000, 32, (1, 64 << 20), (2, 3.0))
 
 
 @dataclass
@@ -228,7 +235,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--dir", type=local_path, help="a directory of a mounted file system (private GlusterFS)")
     add("--rounds", type=int, default=9, help="rounds of the part raw (%(default)s)")
-    parts = (*PARTS, "scattered")
+    parts = dict.fromkeys((*PARTS, *bucket.PARTS))
     add(
         "--tier", choices=("fs", "s3"), default="fs", help="a file system or a bucket (%(default)s)"
     )

@@ -23,7 +23,7 @@ from dalsegno_bench.faultbench import stores
 from dalsegno_bench.faultbench.blocks import HIT
 from dalsegno_bench.faultbench.remote import Origin
 
-__all__ = ["interpreters", "measure", "row"]
+__all__ = ["CALL_S", "ROOT", "files_in", "interpreters", "measure", "row"]
 
 OTHERS = ("vllm-fs", "lmcache-fs-native")
 ROOT = Path(__file__).resolve().parents[3]
@@ -84,7 +84,8 @@ def _counted(place: Place, work: Callable[[], Any]) -> tuple[Counter[str], Any]:
     return place.operations() - before, result
 
 
-def _files(folder: Path) -> int:
+def files_in(folder: Path) -> int:
+    """Counts the files of a folder."""
     return sum(len(names) for _, _, names in os.walk(folder))
 
 
@@ -100,7 +101,7 @@ def _ours(place: Place, local: Path, blocks: int) -> dict[str, Any]:
 
     puts, _ = _counted(place, lambda: node("write", at_a))
     gets, _ = _counted(place, lambda: node("read", at_b))
-    files = _files(at_a)
+    files = files_in(at_a)
     place.remove("metadata-ours")
     put_bytes, get_bytes = ((packs + more) * PACK_BYTES for more in (WARM_PACKS, 0))
     return row("dalsegno", files, {"put": put_bytes, "get": get_bytes}, {"put": puts, "get": gets})
@@ -114,7 +115,7 @@ def _other(place: Place, placed: stores.Placed, blocks: int) -> dict[str, Any]:
         origin = Origin(placed.python, placed.known.adapter, Path(messages) / "log")
         try:
             puts, _ = _counted(place, lambda: _run(origin, at_a, "put", parts))
-            files = _files(at_a)
+            files = files_in(at_a)
             gets, answers = _counted(place, lambda: _run(origin, at_b, "get", parts))
         finally:
             origin.close()

@@ -12,8 +12,10 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
-from dalsegno_bench.object_store.servers import Bucket, seaweed_s3
+from dalsegno_bench.far.node import BLOCK_BYTES, PACK_BYTES, PUT_BLOCKS
+from dalsegno_bench.object_store.servers import Bucket, running
 from dalsegno_bench.shared_fs import gluster, seaweed
 from dalsegno_bench.shared_fs.kinds import missing, started
 from dalsegno_bench.shared_fs.mounts import SharedFs
@@ -25,6 +27,7 @@ __all__ = ["BucketPlace", "NoPlaceError", "Place", "Where", "opened", "opened_bu
 Where = Path | str
 
 KIND = "gluster_default"
+SECTOR_BYTES = 4096
 # Operations that carry bytes of files; all others are about names, locks and attributes.
 DATA = frozenset({"READ", "WRITE"})
 
@@ -52,6 +55,10 @@ class Place:
         (self.a / name).mkdir()
         until("the other mount shows the folder", (self.b / name).is_dir)
         return self.a / name, self.b / name
+
+    def raw_sizes(self, request_mib: int) -> tuple[int, int]:
+        """Returns the bytes of a raw file, and of a request."""
+        return PACK_BYTES, request_mib << 20
 
     def remove(self, name: str) -> None:
         """Removes a folder with its files."""
@@ -108,6 +115,18 @@ class BucketPlace:
         url = self.bucket.url(name)
         return url, url
 
+    def raw_sizes(self, request_mib: int) -> tuple[int, int]:
+        """Returns the bytes of an object of the plain client, and of a range: those of our packs.
+
+        A record begins with a sector for its header, so no range begins where a server begins a
+        chunk. A range of 8 MiB is one of a record.
+        """
+        record_bytes = PUT_BLOCKS * BLOCK_BYTES
+        of_headers = PACK_BYTES // record_bytes * SECTOR_BYTES
+        range_bytes = request_mib << 20
+        header_bytes = SECTOR_BYTES if range_bytes == record_bytes else 0
+        return PACK_BYTES + of_headers, range_bytes + header_bytes
+
     def storage(self) -> tuple[Server, ...]:
         """Returns the programs that serve the bucket."""
         return self.bucket.servers
@@ -132,14 +151,8 @@ def opened_bucket(program: Path) -> Iterator[BucketPlace]:
     """
     if not seaweed.program():
         raise NoPlaceError("SeaweedFS is missing: make far-packages installs it")
-    before = dict(os.environ)
-    with seaweed_s3() as bucket:
-        os.environ.update(bucket.environment())
-        try:
-            yield BucketPlace(bucket, program)
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
+    with running("seaweed") as bucket, patch.dict(os.environ, bucket.environment()):
+        yield BucketPlace(bucket, program)
 
 
 @contextlib.contextmanager

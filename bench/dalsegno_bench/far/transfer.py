@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dalsegno_bench.far.node import PACK_BYTES
 from dalsegno_bench.far.places import BucketPlace, Place, Where
 from dalsegno_bench.machine.speed import Sample
 
@@ -104,8 +103,9 @@ class Transfers:
 
     def raw(self, mode: str, folder: Where, cell: Cell) -> Sample:
         """Writes or reads raw files of a folder."""
-        sizes = {"files": self._packs, "file-bytes": PACK_BYTES}
-        sizes |= {"request-bytes": cell.request_mib << 20, "workers": cell.workers}
+        file_bytes, request_bytes = self._place.raw_sizes(cell.request_mib)
+        sizes = {"files": self._packs, "file-bytes": file_bytes}
+        sizes |= {"request-bytes": request_bytes, "workers": cell.workers}
         words = [f"--{name}={value}" for name, value in sizes.items()]
         return self._run([str(self._program), f"--mode={mode}", f"--dir={folder}", *words])[0]
 

@@ -56,6 +56,13 @@ class Served:
         began = time.perf_counter()
         return self._store.put(keys, blocks), time.perf_counter() - began
 
+    def timed_get(self, keys: Sequence[bytes]) -> tuple[list[str], float]:
+        """Gets blocks and judges each; returns after how many seconds they were there, too."""
+        began = time.perf_counter()
+        got = self._store.get(keys)
+        seconds = time.perf_counter() - began
+        return self._judged(keys, got), seconds
+
     def put_all(self, batches: Sequence[Sequence[bytes]]) -> list[list[bool]]:
         """Puts many batches at a time."""
         blocks = [[content(key, self._block_bytes) for key in keys] for keys in batches]

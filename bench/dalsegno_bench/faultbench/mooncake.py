@@ -20,6 +20,7 @@ from mooncake.store import MooncakeDistributedStore
 
 from dalsegno_bench.faultbench.adapter import Adapter
 from dalsegno_bench.faultbench.disk import MIB
+from dalsegno_bench.object_store.bucket import accepts
 
 __all__ = ["Store"]
 
@@ -122,9 +123,8 @@ def _master(directory: Path) -> int:
     )
     end = time.monotonic() + MASTER_LIMIT_S
     while time.monotonic() < end:
-        with socket.socket() as asked:
-            if asked.connect_ex((HOST, port)) == 0:
-                known.write_text(str(port))
-                return port
+        if accepts(HOST, port):
+            known.write_text(str(port))
+            return port
         time.sleep(0.1)
     raise RuntimeError("mooncake_master does not answer")

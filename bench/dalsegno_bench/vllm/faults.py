@@ -1,4 +1,4 @@
-"""vLLM's `fs` tier for `dalsegno faultbench`, driven as vLLM's scheduler drives it.
+"""vLLM's `fs` and `obj` tiers for `dalsegno faultbench`, driven as vLLM's scheduler drives them.
 
 A lookup is answered at a later step; jobs are submitted and polled. Blocks are written from, and
 read into, rows of a primary tier. A get is a job for each block: a job of several blocks ends at
@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import itertools
 import mmap
+import os
 import time
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,13 +19,18 @@ from typing import Any, ClassVar
 
 import numpy as np
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
-from vllm.v1.kv_offload.tiering.base import ScheduleEndContext, TransferJob
+from vllm.v1.kv_offload.tiering.base import (
+    ScheduleEndContext,
+    SecondaryTierManager,
+    TransferJob,
+)
 from vllm.v1.kv_offload.tiering.fs.manager import FileSystemTierManager
+from vllm.v1.kv_offload.tiering.obj.manager import ObjectStoreSecondaryTierManager
 
 from dalsegno_bench.faultbench.adapter import Adapter
 from dalsegno_bench.vllm.rig import offloading_config
 
-__all__ = ["FileTier"]
+__all__ = ["FileTier", "ObjectTier"]
 
 # What a load must write over: bytes that belong to no block.
 POISON = 0x5A
@@ -31,12 +38,10 @@ POLL_S = 0.001
 TOKENS = 16
 
 
-class FileTier(Adapter):
-    """The tier with its defaults: 16 threads for each direction, and no bound."""
+class _Tier(Adapter):
+    """A secondary tier, which has no bound, over a primary tier of `rows` rows."""
 
-    settings: ClassVar[str] = "defaults, which set no bound"
     bounded: ClassVar[bool] = False
-    temporary: ClassVar[tuple[str, ...]] = ("*.tmp",)
     rows: ClassVar[int] = 2048
 
     def __init__(self, directory: Path, *, capacity_bytes: int, block_bytes: int) -> None:
@@ -47,8 +52,12 @@ class FileTier(Adapter):
         spec: Any = SimpleNamespace(
             config=config, blocks_per_chunk=config.cache.blocks_per_chunk, kv_events_config=None
         )
-        self._tier = FileSystemTierManager(spec, self._rows.data, "fs", root_dir=str(directory))
+        self._tier = self._opened(spec, directory)
         self._numbers = itertools.count()
+
+    @abstractmethod
+    def _opened(self, spec: Any, directory: Path) -> SecondaryTierManager:
+        """Returns the tier, as vLLM's factory makes it."""
 
     def put(self, keys: Sequence[bytes], blocks: Sequence[bytes]) -> list[bool]:
         """See :class:`Adapter`."""
@@ -119,3 +128,32 @@ class FileTier(Adapter):
         """See :class:`Adapter`."""
         self._tier.drain_jobs()
         self._tier.shutdown()
+
+
+class FileTier(_Tier):
+    """The tier `fs` with its defaults: 16 threads for each direction."""
+
+    settings: ClassVar[str] = "defaults, which set no bound"
+    temporary: ClassVar[tuple[str, ...]] = ("*.tmp",)
+
+    def _opened(self, spec: Any, directory: Path) -> SecondaryTierManager:
+        return FileSystemTierManager(spec, self._rows.data, "fs", root_dir=str(directory))
+
+
+class ObjectTier(_Tier):
+    """The tier `obj` in a bucket whose objects are the files of `directory`.
+
+    The environment has the address of the server and the credentials. With NIXL 1.5 the tier raises
+    where a transfer ends unless NIXL's telemetry is on.
+    """
+
+    settings: ClassVar[str] = "defaults, which set no bound; NIXL_TELEMETRY_ENABLE=1"
+
+    def _opened(self, spec: Any, directory: Path) -> SecondaryTierManager:
+        os.environ["NIXL_TELEMETRY_ENABLE"] = "1"
+        bucket = {
+            "bucket": directory.name,
+            "endpoint_override": os.environ["AWS_ENDPOINT_URL"],
+            "region": os.environ["AWS_REGION"],
+        }
+        return ObjectStoreSecondaryTierManager(spec, self._rows.data, "obj", bucket)
