@@ -7,8 +7,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import json
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -21,6 +25,15 @@ __all__ = ["MooncakeClient"]
 LOCAL_BUFFER_BYTES = 16 << 20
 # How long a master may take to accept a connection. Mooncake tries for 90 s.
 CONNECT_S = 2.0
+# How long connecting may take in a process that only tries it.
+TRIAL_S = 10.0
+TRIAL = """
+import json, os, sys
+from mooncake.store import MooncakeDistributedStore
+code = MooncakeDistributedStore().setup(*json.loads(sys.argv[1]))
+print("code", code, end="", flush=True)
+os._exit(1 if code else 0)
+"""
 # Read by Mooncake when it is imported, unless they are set. A master that hangs would keep a call
 # for 30 s otherwise.
 ENVIRONMENT = {
@@ -73,13 +86,17 @@ class MooncakeClient:
         self._config = ReplicateConfig()
         self._config.replica_num = replicas
         self._store: Any = MooncakeDistributedStore()
-        code = self._store.setup(
-            self.address, metadata_server, 0, LOCAL_BUFFER_BYTES, protocol, devices, master
-        )
+        if not hasattr(self._store, "get_into_ranges"):
+            raise UnavailableError(
+                "this version of Mooncake's client reads no ranges; install 0.3.13 or later"
+            )
+        setup = (self.address, metadata_server, 0, LOCAL_BUFFER_BYTES, protocol, devices, master)
+        code = _tried(setup) or self._store.setup(*setup)
         if code:
             raise UnavailableError(
-                f"Mooncake's client does not connect to {master} (code {code}); check protocol, "
-                "devices and metadata_server of far_options"
+                f"Mooncake's client does not connect to {master} ({code}); check that "
+                "mooncake_master listens there, and protocol, devices and metadata_server of "
+                "far_options"
             )
 
     def put(self, key: str, pieces: Sequence[tuple[int, int]]) -> int:
@@ -125,6 +142,9 @@ class MooncakeClient:
         for key, one in zip(keys, found, strict=True):
             if one < 0:
                 codes.append(int(one))
+            elif one == 1 and key not in described:
+                # Any failure leaves it out.
+                codes.append(RPC_FAIL)
             else:
                 codes.append(_size(described.get(key)))
         return codes
@@ -135,7 +155,14 @@ class MooncakeClient:
         return int(self._store.remove(key, True))
 
     def close(self) -> None:
-        """Leaves the cluster. Waits for its master, for a bounded time."""
+        """Leaves the cluster, if its master responds.
+
+        Otherwise to leave would take a minute, all threads of Python would wait for it, and for the
+        destructor too. So the client stays until the process ends.
+        """
+        if self._store.batch_is_exist(["dalsegno"])[0] < 0:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._store))
+            return
         self._store.close()
 
 
@@ -150,6 +177,30 @@ def _registered(store: Any, pieces: Sequence[tuple[int, int]]) -> Iterator[int]:
                 break
             registered.callback(store.unregister_buffer, address)
         yield code
+
+
+def _tried(setup: tuple[str | int, ...]) -> str:
+    """Connects in a process that ends; returns why that fails, or nothing.
+
+    Mooncake lets no other thread of Python run while it connects, and waits a minute for a master
+    that hangs.
+    """
+    path = os.pathsep.join(one for one in sys.path if one)
+    try:
+        tried = subprocess.run(
+            [sys.executable, "-c", TRIAL, json.dumps(setup)],
+            env={**os.environ, "PYTHONPATH": path},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=TRIAL_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"no response within {TRIAL_S:.0f} s"
+    except OSError as error:
+        return f"no process can be started to try it: {error}"
+    return tried.stdout.rpartition("\n")[2] or "it failed" if tried.returncode else ""
 
 
 def _split(pieces: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:

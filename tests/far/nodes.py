@@ -52,6 +52,12 @@ class Node:
             assert got == block(name), "wrong bytes"
         return hits
 
+    def published(self) -> int:
+        """Returns how many blocks it has shared."""
+        far = self.store.stats()["far"]
+        assert far is not None
+        return far["published"]["blocks"]
+
     def finds(self, hashes: list[bytes]) -> bool:
         return self.namespace.probe(hashes) == len(hashes)
 

@@ -5,12 +5,14 @@ These tests take part only with `--far-all`.
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,8 @@ pytestmark = pytest.mark.slow
 BRIDGE = ROOT / "tests" / "far" / "mooncake_bridge.py"
 # A get with a deadline has ended by then, however busy the machine is.
 AT_MOST_S = 30.0
+# Mooncake's client would keep them waiting for a minute.
+LONGEST_PAUSE_S = 5.0
 
 
 @pytest.fixture
@@ -101,6 +105,46 @@ def test_a_master_that_hangs_or_dies_costs_misses_and_no_local_hit(
         local_hits_are_served()
         assert a.get(later) == COUNT
         a.put(chain("dead"))
+
+
+@contextmanager
+def beating() -> Iterator[list[float]]:
+    """Notes the time in a thread of Python, again and again."""
+    beats, is_over = [time.monotonic()], threading.Event()
+
+    def beat() -> None:
+        while not is_over.wait(0.02):
+            beats.append(time.monotonic())
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        yield beats
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def test_no_thread_of_python_waits_for_a_master_that_hangs(
+    mooncake: Mooncake, tmp_path: Path
+) -> None:
+    hashes = chain("near")
+    # One store connects before the master hangs, and is closed while it does; the other one tries.
+    connected = Node(tmp_path / "a", mooncake.url("kv"), **reached(mooncake))
+    connected.put(hashes)
+    until("a block is published", lambda: connected.published() > 0)
+    with beating() as beats:
+        with paused(mooncake.master):
+            node = Node(tmp_path / "b", mooncake.url("kv"), **reached(mooncake))
+            connected.store.close()
+            node.put(hashes)
+            assert node.get(hashes) == COUNT
+            # Longer than a process may take that tries to connect.
+            time.sleep(15)
+            assert node.get(hashes) == COUNT
+        node.store.close()
+    pauses = [later - earlier for earlier, later in itertools.pairwise(beats)]
+    assert max(pauses) < LONGEST_PAUSE_S
 
 
 def test_packs_that_the_cluster_lost_are_misses_and_are_published_again(

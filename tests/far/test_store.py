@@ -31,13 +31,6 @@ def node_on(path: Path, far: Path, **settings: object) -> Node:
     return Node(path, str(far), **settings)
 
 
-def published(node: Node) -> int:
-    """Returns how many blocks a node has shared."""
-    far = node.store.stats()["far"]
-    assert far is not None
-    return far["published"]["blocks"]
-
-
 @contextmanager
 def nodes(fs: SharedFs, folder: Path, name: str, **settings: object) -> Iterator[tuple[Node, Node]]:
     """Two nodes with empty local disks, and a far directory of their own."""
@@ -109,7 +102,7 @@ def test_the_end_of_a_host_delays_what_others_find_and_none_of_their_calls(
         b.put(near)
         until("B finds what A stored", lambda: b.finds(far))
         a.put(late)
-        until("A has published all", lambda: published(a) == len(far) + len(late))
+        until("A has published all", lambda: a.published() == len(far) + len(late))
         fs.clients[0].kill()
 
         def finds_late() -> bool:
@@ -122,7 +115,7 @@ def test_the_end_of_a_host_delays_what_others_find_and_none_of_their_calls(
         until("B finds what A published last", finds_late, AFTER_END_S)
         assert b.get(late) == COUNT
         b.put(chain("after"))
-        until("B publishes", lambda: published(b) == len(near) + COUNT)
+        until("B publishes", lambda: b.published() == len(near) + COUNT)
 
 
 HOST = """

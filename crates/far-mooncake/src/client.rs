@@ -3,6 +3,7 @@
 use std::io::ErrorKind;
 use std::sync::{Arc, OnceLock};
 
+use dalsegno_core::Stopped;
 use dalsegno_io::{IoError, Memory};
 use thiserror::Error;
 
@@ -91,7 +92,9 @@ impl ClientError {
         let kind = match self {
             Self::Code(OBJECT_NOT_FOUND) => return IoError::not_found(operation, file),
             Self::Code(NO_AVAILABLE_HANDLE) => return IoError::no_space(operation, file),
-            Self::Code(RPC_FAIL | RPC_TIMEOUT) | Self::NoClient(_) => ErrorKind::NotConnected,
+            // Further calls would take as long.
+            Self::Code(RPC_TIMEOUT) => return IoError::Stopped(Stopped::Deadline),
+            Self::Code(RPC_FAIL) | Self::NoClient(_) => ErrorKind::NotConnected,
             Self::Code(_) => ErrorKind::Other,
         };
         let source = std::io::Error::new(kind, self.clone());
@@ -122,6 +125,7 @@ mod tests {
         let io = |code| ClientError::Code(code).to_io("read", "a/b");
         assert!(io(-704).is_not_found() && io(-200).is_no_space());
         assert_eq!(io(-900).system_kind(), Some(ErrorKind::NotConnected));
+        assert!(io(-901).is_late() && !io(-900).is_late());
         let transfer = io(-800);
         assert!(!transfer.is_of_object() && !transfer.is_not_found());
         assert!(

@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{Clock, Deadline, Nanos};
+use dalsegno_core::{Clock, Deadline, Nanos, Stopped};
 use dalsegno_far::{
     Ask, FileNames, Listed, Object, ObjectName, Tier, TierFacts, TierLanes, TierState, WriterId,
     wait_for,
@@ -32,8 +32,9 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 const LOOK_AFTER: Duration = Duration::from_secs(30);
 /// Objects that one question asks for.
 const ASKED_TOGETHER: usize = 1024;
-/// The size of a location for those who ask: Mooncake does not say it, and evicts what it has no space for.
-const UNLIMITED: u64 = 1 << 60;
+/// The size of a location for those who ask. Mooncake does not say it, and evicts what it has no space for: so an
+/// examination, which writes a part of what is free, writes little.
+const ASSUMED_BYTES: u64 = 4 << 30;
 
 /// See the module.
 pub struct MooncakeTier {
@@ -166,7 +167,13 @@ impl Shared {
             Err(error) if !error.is_exists() => return Err(error),
             _ => {}
         }
+        let deadline = Deadline::At(self.clock.now().after(left));
         client.put(&self.key(name), bytes).map_err(|error| error.to_io("publish", &text))?;
+        if deadline.expired(self.clock.now()) {
+            // Whoever asked gave up, and may have removed it before it was there.
+            client.remove(&self.key(name)).map_err(|error| error.to_io("remove", &text))?;
+            return Err(IoError::Stopped(Stopped::Deadline));
+        }
         self.own.note_published(name, bytes.iter().map(|piece| piece.len() as u64).sum());
         Ok(())
     }
@@ -402,7 +409,7 @@ impl Tier for MooncakeTier {
     }
 
     fn space(&self, ask: Ask<Space>) {
-        let space = Space { free_bytes: UNLIMITED, total_bytes: UNLIMITED };
+        let space = Space { free_bytes: ASSUMED_BYTES, total_bytes: ASSUMED_BYTES };
         self.answer(ask, move |_, _| Ok(space));
     }
 }

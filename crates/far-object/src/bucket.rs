@@ -134,7 +134,7 @@ impl Bucket {
         unreachable!("the deadline is over before")
     }
 
-    /// As [`Self::attempt`], for a request of the client alone.
+    /// As [`Self::attempt`], for a request of the client alone that has no large body.
     pub(crate) async fn request<T, F>(
         &self,
         until: Instant,
@@ -145,7 +145,7 @@ impl Bucket {
     {
         let attempt = || {
             let asked = request();
-            async { asked.await.map_err(|error| Failure::from_client(&error)) }
+            async { unless_silent(asked).await?.map_err(|error| Failure::from_client(&error)) }
         };
         self.attempt(until, attempt).await
     }
@@ -180,12 +180,11 @@ impl Bucket {
     ) -> Result<(), Failure> {
         let mut tries = 0;
         loop {
-            let put = self.request(until, || self.put(key, payload)).await;
+            let writes_over = self.writes_over.load(Ordering::Relaxed);
+            let put = self.attempt(until, || self.put(key, payload, writes_over)).await;
             match put {
-                Err(failure) if failure.is_not_implemented() => {
-                    if self.writes_over.swap(true, Ordering::Relaxed) {
-                        return Err(failure);
-                    }
+                Err(failure) if failure.is_not_implemented() && !writes_over => {
+                    self.writes_over.store(true, Ordering::Relaxed);
                 }
                 Err(failure) if failure.cause == Cause::Exists => {
                     match self.is_same(key, payload, until).await {
@@ -212,12 +211,12 @@ impl Bucket {
     }
 
     /// Makes an object, or writes it over where the server knows no creation: names are never used twice.
-    async fn put(&self, key: &Key, payload: &PutPayload) -> object_store::Result<()> {
-        let writes_over = self.writes_over.load(Ordering::Relaxed);
+    async fn put(&self, key: &Key, payload: &PutPayload, writes_over: bool) -> Result<(), Failure> {
         let mode = if writes_over { PutMode::Overwrite } else { PutMode::Create };
         let attributes = self.client.attributes.clone();
         let options = PutOptions { mode, attributes, ..PutOptions::default() };
-        self.store().put_opts(key, payload.clone(), options).await.map(drop)
+        let put = self.store().put_opts(key, payload.clone(), options).await;
+        put.map(drop).map_err(|error| Failure::from_client(&error))
     }
 
     /// Whether an object has these bytes.

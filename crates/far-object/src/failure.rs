@@ -198,7 +198,10 @@ impl Failure {
             }
             Cause::SlowDown => "the server asks for fewer requests",
             Cause::Server => "the server failed",
-            Cause::Connect => "no connection: check the endpoint, its name and its certificate",
+            Cause::Connect => {
+                "no connection: check the endpoint, its name and its certificate, and that there are credentials; \
+                 without any in the environment or a file, the metadata service of the instance is asked for them"
+            }
             Cause::Timeout => "the server did not respond in time",
             Cause::Cut => "the connection ended",
             Cause::Protocol => "the response is not what was asked for",

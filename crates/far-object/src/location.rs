@@ -210,7 +210,7 @@ impl ObjectLocation {
                 |text: &str| text.strip_prefix("aws:kms:").is_some_and(|key| !key.is_empty());
             if !matches!(encryption.as_str(), "AES256" | "aws:kms") && !is_key(encryption) {
                 let reason = "it must be AES256, aws:kms, or aws:kms: and the key".to_owned();
-                return Err(wrong_option("encryption", encryption, reason));
+                return Err(wrong_option("encryption", "something else", reason));
             }
         }
         Ok(())

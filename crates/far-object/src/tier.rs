@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use crate::bucket::{Bucket, Fetched};
+use crate::bucket::{Bucket, Fetched, unless_silent};
 use crate::failure::{Cause, Failure};
 use crate::location::{LocationError, ObjectLocation};
 use crate::network::Network;
@@ -357,7 +357,7 @@ async fn list(bucket: &Bucket, folder: &str, until: Instant) -> Result<Vec<Objec
                 Some(last) => bucket.store().list_with_offset(Some(&prefix), &last),
                 None => bucket.store().list(Some(&prefix)),
             };
-            while let Some(meta) = names.next().await {
+            while let Some(meta) = unless_silent(names.next()).await? {
                 let meta = meta.map_err(|error| Failure::from_client(&error))?;
                 let mut listed = listed.lock();
                 listed.push(meta);

@@ -149,6 +149,14 @@ impl Collector {
         let next = writers.partition_point(|writer| *writer <= self.last);
         let Some(writer) = writers.get(next).or(writers.first()).copied() else { return Ok(None) };
         self.last = writer;
+        // Most writers run. Where a listing of packs costs something, theirs are not listed.
+        let beat = self.newest_beat(writer)?.map(|beat| writer.object(Object::Beat(beat)));
+        if let Some(beat) = beat
+            && !self.is_age_of_dead(|tier, ask| tier.age(beat, ask))?
+        {
+            self.suspects.remove(&writer);
+            return Ok(None);
+        }
         let listed = self.member.ask(FOLLOW_LIMIT, |tier, ask| tier.list(writer, None, ask))?;
         let signs = Signs::of(&listed);
         if !self.is_old(writer, &listed, signs)? {

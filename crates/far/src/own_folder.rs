@@ -144,7 +144,7 @@ impl OwnFolder {
             .try_for_each(|(namespace, sector)| self.publish_description(*namespace, sector));
         self.described = described;
         published?;
-        self.beats.clear();
+        // Beats that are there are removed with the next one.
         self.shown = None;
         self.reopened = reopened;
         self.may_have_lost = true;

@@ -96,6 +96,8 @@ pub struct Follower {
     set_aside: BTreeSet<(WriterId, u64)>,
     bad: BadObjects,
     polls: u64,
+    /// The writer whose folder could not be listed in time.
+    hung: Option<WriterId>,
     /// How often the location was another directory when lists were read last.
     reopened: u64,
     /// When the location's time was asked last.
@@ -108,8 +110,8 @@ impl Follower {
     pub fn new(member: Member) -> Self {
         let lists = ListFollower::new(member.clone());
         let (writers, set_aside, bad) = (BTreeMap::new(), BTreeSet::new(), BadObjects::default());
-        let (polls, reopened, asked) = (0, 0, None);
-        Self { member, writers, lists, set_aside, bad, polls, reopened, asked }
+        let (polls, hung, reopened, asked) = (0, None, 0, None);
+        Self { member, writers, lists, set_aside, bad, polls, hung, reopened, asked }
     }
 
     /// Says what earlier opens of the store had applied. As long as lists of these stores cannot be read, packs whose
@@ -199,13 +201,17 @@ impl Follower {
         };
         present.retain(|writer| *writer != self.member.writer);
         self.forget_writers(&present, polled);
+        // The folder that took too long comes last, so it keeps no other one from being listed.
+        let first = present.partition_point(|writer| Some(*writer) <= self.hung);
+        present.rotate_left(first);
         let mut wanted = Vec::new();
         for writer in present {
             let followed = self.writers.entry(writer).or_default();
             if lists || followed.listing == Listing::Wanted {
                 self.list(writer, &mut wanted, polled);
                 if polled.hangs() {
-                    return;
+                    self.hung = Some(writer);
+                    break;
                 }
             } else if followed.listing == Listing::Done && !followed.is_quiet() {
                 let next = followed.newest + 1;

@@ -231,7 +231,7 @@ impl Location {
         let signs = [
             newest(|object| matches!(object, Object::Beat(_))),
             newest(|object| matches!(object, Object::Catalog(_))),
-            newest(|object| object.is_pack()),
+            newest(Object::is_pack),
             newest(|object| matches!(object, Object::Namespace(_))),
         ];
         let age = |listed: &Listed| {

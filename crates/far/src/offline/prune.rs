@@ -188,7 +188,7 @@ pub(super) fn remove_all(
     removed: &mut dyn FnMut(),
 ) -> Result<(), IoError> {
     let kinds: [fn(&Object) -> bool; 4] = [
-        |object| object.is_pack(),
+        Object::is_pack,
         |object| matches!(object, Object::Catalog(_)),
         |object| matches!(object, Object::Namespace(_)),
         // Last: it shows how long the writer has been silent.

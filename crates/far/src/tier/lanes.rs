@@ -114,3 +114,78 @@ impl Drop for TierLanes {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crossbeam_channel::{Receiver, bounded};
+    use dalsegno_core::Nanos;
+    use dalsegno_io::{SystemClock, Workers};
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    fn small() -> TierLanes {
+        TierLanes::start(2, 2, Arc::new(SystemClock::new())).unwrap()
+    }
+
+    /// Queues a call that hangs until the test drops the other end of `held`; waits until it runs.
+    fn hang(lanes: &TierLanes, lane: &JobLane, held: &Receiver<()>) {
+        let (held, (start, started)) = (held.clone(), bounded(1));
+        lanes.queue(lane, Deadline::Never, move |permission| {
+            start.send(permission.is_ok()).unwrap();
+            assert!(held.recv().is_err());
+        });
+        assert!(started.recv_timeout(LIMIT).unwrap());
+    }
+
+    /// Queues a call that reports whether it may run.
+    fn report(
+        lanes: &TierLanes,
+        lane: &JobLane,
+        deadline: Deadline,
+    ) -> Receiver<Result<(), IoError>> {
+        let (reply, result) = bounded(1);
+        lanes.queue(lane, deadline, move |permission| reply.send(permission).unwrap());
+        result
+    }
+
+    #[test]
+    fn writes_that_hang_leave_all_threads_to_reads_and_reads_to_writes() {
+        let lanes = small();
+        for (hanging, other) in [(&lanes.others, &lanes.reads), (&lanes.reads, &lanes.others)] {
+            let (release, held) = bounded(0);
+            for lane in [hanging, hanging, other] {
+                hang(&lanes, lane, &held);
+            }
+            let queued = report(&lanes, hanging, Deadline::Never);
+            let result = report(&lanes, other, Deadline::Never);
+            assert!(result.recv_timeout(LIMIT).unwrap().is_ok());
+            assert!(queued.try_recv().is_err());
+            drop(release);
+            assert!(queued.recv_timeout(LIMIT).unwrap().is_ok());
+        }
+    }
+
+    #[test]
+    fn a_call_that_is_late_or_refused_or_queued_at_the_end_gets_the_reason() {
+        let lanes = small();
+        let late = report(&lanes, &lanes.reads, Deadline::At(Nanos::default()));
+        assert!(matches!(
+            late.recv_timeout(LIMIT).unwrap(),
+            Err(IoError::Stopped(Stopped::Deadline))
+        ));
+        let (release, held) = bounded(0);
+        (0..2).for_each(|_| hang(&lanes, &lanes.others, &held));
+        let queued = [(); 2].map(|()| report(&lanes, &lanes.others, Deadline::Never));
+        let refused = report(&lanes, &lanes.others, Deadline::Never);
+        assert!(matches!(refused.try_recv().unwrap(), Err(IoError::Stopped(Stopped::Busy))));
+        let mut workers = Workers::new();
+        workers.start("drops", move || drop(lanes)).unwrap();
+        for result in queued {
+            assert!(matches!(result.recv_timeout(LIMIT).unwrap(), Err(IoError::Closed)));
+        }
+        drop(release);
+        workers.join(LIMIT);
+    }
+}

@@ -82,7 +82,7 @@ impl World {
     }
 
     pub fn has_packs(&self, writer: WriterId) -> bool {
-        self.objects(writer).iter().any(|object| object.is_pack())
+        self.objects(writer).iter().any(dalsegno_far::Object::is_pack)
     }
 
     pub fn has_folder(&self, writer: WriterId) -> bool {

@@ -1,7 +1,6 @@
 use super::*;
 use crossbeam_channel::{Receiver, bounded};
-use dalsegno_core::{Nanos, Stopped};
-use dalsegno_io::{SystemClock, Workers};
+use dalsegno_io::SystemClock;
 
 use crate::replies::wait_for;
 use crate::tier::TierState;
@@ -39,70 +38,6 @@ fn a_file_system_that_hangs_delays_an_open_for_a_second_and_is_used_when_it_resp
         std::thread::sleep(Duration::from_millis(5));
     }
     assert_eq!(tier.facts().state, TierState::Open);
-}
-
-/// Queues a call that hangs until the test drops the other end of `held`; waits until it runs.
-fn hang(tier: &DirectoryTier, lane: &JobLane, held: &Receiver<()>) {
-    let (held, (start, started)) = (held.clone(), bounded(1));
-    tier.queue(lane, Deadline::Never, move |permission| {
-        start.send(permission.is_ok()).unwrap();
-        assert!(held.recv().is_err());
-    });
-    assert!(started.recv_timeout(LIMIT).unwrap());
-}
-
-/// Queues a call that reports whether it may run.
-fn report(
-    tier: &DirectoryTier,
-    lane: &JobLane,
-    deadline: Deadline,
-) -> Receiver<Result<(), IoError>> {
-    let (reply, result) = bounded(1);
-    tier.queue(lane, deadline, move |permission| reply.send(permission).unwrap());
-    result
-}
-
-fn small_tier(path: &Path) -> DirectoryTier {
-    let options = DirectoryTierOptions { workers: 2, queue: 2 };
-    DirectoryTier::open(path, options, Arc::new(SystemClock::new())).unwrap()
-}
-
-#[test]
-fn writes_that_hang_leave_all_threads_to_reads_and_reads_to_writes() {
-    let dir = tempfile::tempdir().unwrap();
-    let tier = small_tier(dir.path());
-    for (hanging, other) in [(&tier.others, &tier.reads), (&tier.reads, &tier.others)] {
-        let (release, held) = bounded(0);
-        for lane in [hanging, hanging, other] {
-            hang(&tier, lane, &held);
-        }
-        let queued = report(&tier, hanging, Deadline::Never);
-        let result = report(&tier, other, Deadline::Never);
-        assert!(result.recv_timeout(LIMIT).unwrap().is_ok());
-        assert!(queued.try_recv().is_err());
-        drop(release);
-        assert!(queued.recv_timeout(LIMIT).unwrap().is_ok());
-    }
-}
-
-#[test]
-fn a_call_that_is_late_or_refused_or_queued_at_the_end_gets_the_reason() {
-    let dir = tempfile::tempdir().unwrap();
-    let tier = small_tier(dir.path());
-    let late = report(&tier, &tier.reads, Deadline::At(Nanos::default()));
-    assert!(matches!(late.recv_timeout(LIMIT).unwrap(), Err(IoError::Stopped(Stopped::Deadline))));
-    let (release, held) = bounded(0);
-    (0..2).for_each(|_| hang(&tier, &tier.others, &held));
-    let queued = [(); 2].map(|()| report(&tier, &tier.others, Deadline::Never));
-    let refused = report(&tier, &tier.others, Deadline::Never);
-    assert!(matches!(refused.try_recv().unwrap(), Err(IoError::Stopped(Stopped::Busy))));
-    let mut workers = Workers::new();
-    workers.start("drops", move || drop(tier)).unwrap();
-    for result in queued {
-        assert!(matches!(result.recv_timeout(LIMIT).unwrap(), Err(IoError::Closed)));
-    }
-    drop(release);
-    workers.join(LIMIT);
 }
 
 #[test]
