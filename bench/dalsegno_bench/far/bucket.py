@@ -127,10 +127,12 @@ def _measure(
         return measure_scattered(transfers, options)
     if part == "others":
         pythons = [str(one) for one in options.python or others.interpreters()]
-        return others.measure(*dose.others, pythons)
+        rounds, round_bytes = dose.others
+        return others.measure(rounds, round_bytes, pythons)
     if part == "stopped":
-        rounds, seconds = dose.stopped
-        return stopped.measure(place, local, rounds, seconds)
+        times, seconds = dose.stopped
+        return stopped.measure(place, local, times, seconds)
     if part == "idle":
-        return fresh.measure_idle(place, local, *dose.idle)
+        hosts, idle_s = dose.idle
+        return fresh.measure_idle(place, local, hosts, idle_s)
     return fresh.measure(place, local, dose.keys)

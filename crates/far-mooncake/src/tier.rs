@@ -170,7 +170,7 @@ impl Shared {
         let deadline = Deadline::At(self.clock.now().after(left));
         client.put(&self.key(name), bytes).map_err(|error| error.to_io("publish", &text))?;
         if deadline.expired(self.clock.now()) {
-            // Whoever asked gave up, and may have removed it before it was there.
+            // The caller gave up, and may have removed it before it was there.
             client.remove(&self.key(name)).map_err(|error| error.to_io("remove", &text))?;
             return Err(IoError::Stopped(Stopped::Deadline));
         }

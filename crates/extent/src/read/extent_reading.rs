@@ -86,6 +86,8 @@ impl ExtentReading {
             reading.lose_all(Cause::Recycled);
         } else if let Some(header) = cached {
             reading.use_header(header);
+        } else if let Some(plain) = reading.record.plain_payload() {
+            reading.lose_beyond(plain.blocks());
         }
         reading
     }
@@ -298,6 +300,15 @@ impl ExtentReading {
     fn lose_block(&mut self, target: usize, cause: Cause) {
         for slice in (target..self.slices.len()).step_by(self.blocks.len()) {
             self.lose_slice(slice, cause);
+        }
+    }
+
+    /// Makes the blocks misses that a record of so many blocks does not have.
+    fn lose_beyond(&mut self, blocks: u32) {
+        for target in 0..self.blocks.len() {
+            if self.blocks[target].block >= blocks {
+                self.lose_block(target, Cause::WrongPlace);
+            }
         }
     }
 

@@ -79,6 +79,11 @@ impl PlainPayload {
         (!extent.is_compressed()).then_some(plain)
     }
 
+    /// Blocks of the record.
+    pub(super) fn blocks(&self) -> u32 {
+        self.blocks
+    }
+
     /// Offset of a slice in the file.
     pub(super) fn slice_offset(&self, layer: u32, block: u32) -> u64 {
         assert!(layer < self.layout.layers() && block < self.blocks, "slice out of grid");

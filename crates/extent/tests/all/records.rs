@@ -26,7 +26,7 @@ fn expect(mut read: RecordRead, change: impl FnOnce(&mut RecordRead)) -> RecordR
 }
 
 #[test]
-fn the_payload_of_a_placed_record_is_requested_when_its_header_has_arrived() {
+fn the_payload_of_a_placed_record_is_requested_with_its_header_if_its_place_is_known() {
     for compression in compressions() {
         let rig = Rig::new(8);
         let headers = [rig.write(&[1, 2, 3], compression), rig.write(&[4, 5], compression)];
@@ -40,9 +40,16 @@ fn the_payload_of_a_placed_record_is_requested_when_its_header_has_arrived() {
             }
             let seen = rig.source.take_seen();
             let first: Vec<SeenRequest> = headers.iter().map(header_request).collect();
-            let of_headers = seen.iter().filter(|one| first.contains(one)).count();
-            assert_eq!(of_headers, if is_cached { 0 } else { 2 }, "{seen:?}");
-            assert!(is_cached || seen[..2] == first, "headers come first: {seen:?}");
+            let has_header = |one: &&SeenRequest| first.iter().any(|of| of.offset == one.offset);
+            assert_eq!(seen.iter().filter(has_header).count(), if is_cached { 0 } else { 2 });
+            if is_cached {
+                continue;
+            }
+            if compression.is_plain() {
+                assert!(seen[0].bytes > first[0].bytes, "with a slice: {seen:?}");
+            } else {
+                assert_eq!(seen[..2], first, "headers come first: {seen:?}");
+            }
         }
     }
 }
@@ -50,7 +57,8 @@ fn the_payload_of_a_placed_record_is_requested_when_its_header_has_arrived() {
 #[test]
 fn a_payload_waits_for_its_own_header_only() {
     let rig = Rig::new(8);
-    let headers = [rig.write(&[1], Compression::PLAIN), rig.write(&[2], Compression::PLAIN)];
+    let compression = Compression::zstd(1).unwrap();
+    let headers = [rig.write(&[1], compression), rig.write(&[2], compression)];
     let call = Call::of(Class::Need);
     rig.source.hold();
     let reads = headers.iter().zip([1, 2]).map(|(header, name)| placed(header, &[(0, name)]));
@@ -116,6 +124,8 @@ fn another_record_than_the_wanted_one_is_a_miss_also_if_its_header_is_cached() {
             of_place(&|placed| placed.place.segment += 1),
             of_place(&|placed| placed.place.epoch += 1),
             of_place(&|placed| placed.namespace.0[0] ^= 1),
+            of_place(&|placed| placed.plain_blocks = Some(1)),
+            of_place(&|placed| placed.plain_blocks = None),
         ]
     };
     for is_cached in [false, true] {

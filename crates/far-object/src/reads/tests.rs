@@ -6,7 +6,7 @@ use bytes::Bytes;
 use crossbeam_channel::{Receiver, unbounded};
 use dalsegno_core::{Class, Clock, Deadline, StoreId};
 use dalsegno_far::{Object, WriterId};
-use dalsegno_io::{Completion, FileId, Memory, Operation, Purpose, SystemClock};
+use dalsegno_io::{Completion, FileId, IoError, Memory, Operation, Purpose, SystemClock};
 use futures_util::stream::BoxStream;
 use futures_util::{StreamExt, stream};
 use object_store::client::{HttpError, HttpErrorKind};
