@@ -69,7 +69,7 @@ PACKAGES = {"dalsegno": "python", "dalsegno_bench": "bench"}
 RUST_LINES = 600
 PYTHON_LINES = 400
 # What a user installs and an auditor reads: python/dalsegno without the contract of the border.
-PRODUCT_LINES = 21_600
+PRODUCT_LINES = 21_650
 FUNCTION_LINES = 50
 # rustfmt wraps code at 100, but neither comments nor texts.
 RUST_COLUMNS = 120

@@ -12,7 +12,6 @@ use dalsegno_far::ObjectName;
 use dalsegno_io::{IoError, Request};
 use tokio::time::{Instant, timeout_at};
 
-use super::MOST_TRIES;
 use crate::failure::Failure;
 use crate::network::CallPlace;
 
@@ -186,7 +185,7 @@ impl Run {
     /// Counts a try that failed. Returns how many there were.
     pub(super) fn note_try(&mut self) -> u32 {
         self.requests.iter_mut().for_each(|open| open.tries += 1);
-        self.requests.iter().map(|open| open.tries).max().unwrap_or(MOST_TRIES)
+        self.requests.iter().map(|open| open.tries).max().unwrap_or(u32::MAX)
     }
 
     /// The object ends before all bytes were read.
