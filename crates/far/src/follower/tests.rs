@@ -11,7 +11,7 @@ use dalsegno_core::{
 use dalsegno_io::Memory;
 use parking_lot::Mutex;
 
-use self::faulty_tier::FaultyTier;
+use self::faulty_tier::{FaultyTier, LATE};
 use super::*;
 use crate::format::{CatalogPack, RemovalList};
 use crate::index::FarIndex;
@@ -357,6 +357,21 @@ fn a_folder_of_another_user_costs_only_itself_and_is_tried_again_at_listings() {
     assert_eq!(setup.poll(LIST_EVERY - 1), 0);
     assert_eq!(setup.poll(1), 1);
     assert!(setup.finds(20) && setup.follower.poll().bad.now == 0);
+}
+
+#[test]
+fn a_folder_that_is_not_listed_in_time_keeps_no_other_one_from_being_followed() {
+    let mut setup = Setup::new();
+    for open in 1..4 {
+        setup.publish_block(open, 1, u8::try_from(10 * open).unwrap(), &[]);
+    }
+    setup.break_name(writer(2), LATE);
+    assert!(setup.follower.poll().hangs());
+    assert!(setup.finds(10) && !setup.finds(30), "behind the folder that hangs");
+    assert!(setup.follower.poll().hangs());
+    assert!(setup.finds(30) && !setup.finds(20));
+    setup.clear_faults();
+    assert!(setup.follower.poll().failure.is_none() && setup.finds(20));
 }
 
 #[test]

@@ -4,12 +4,15 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use dalsegno_core::SECTOR_BYTES;
+use dalsegno_core::{SECTOR_BYTES, Stopped};
 use dalsegno_io::{FileId, Geometry, IoError, Memory, Request, Source, Space};
 use parking_lot::Mutex;
 
 use crate::names::{Object, ObjectName, WriterId};
 use crate::tier::{Ask, Listed, MemoryTier, Tier, TierFacts};
+
+/// In the place of an error number: a call that does not end in time.
+pub(super) const LATE: i32 = -1;
 
 /// A mount on which some names fail.
 #[derive(Debug)]
@@ -28,6 +31,7 @@ impl FaultyTier {
     fn check(&self, name: &str) -> Result<(), IoError> {
         match self.faults.lock().get(name) {
             None => Ok(()),
+            Some(&LATE) => Err(IoError::Stopped(Stopped::Deadline)),
             Some(errno) => Err(IoError::Os {
                 operation: "open",
                 file: name.to_owned(),
