@@ -120,7 +120,7 @@ def test_faults_cost_misses_and_no_byte(bucket: Bucket, tmp_path: Path, seed: in
             return not missing
 
         try:
-            until("all is found", are_found)
+            until("all is found", are_found, limit_s=150.0)
             assert all(c.get(hashes) == len(hashes) for hashes in parts)
         finally:
             c.store.close()
